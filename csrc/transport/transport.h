@@ -1,0 +1,106 @@
+// The seam between collectives and the ways bytes travel.
+//
+// A Transport connects the ranks of one communicator. It makes Channels: one ordered, reliable byte
+// stream per peer, direction and Stream. All calls but the constructor's bootstrap are non-blocking; the
+// caller makes progress on many channels in turn and, when nothing moves, sleeps in Transport::wait.
+// A transport is driven by one thread at a time; only wake(), post_fault() and fault() may be called
+// from other threads.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace pycomm {
+
+enum class Stream : uint8_t { collective = 0, point_to_point = 1 };
+inline constexpr int stream_count = 2;
+
+// One link to one peer. Messages have no header: both sides know their lengths.
+// `last` tells that the message ends with these bytes when all of them are taken, which lets a
+// transport align the next message; both sides must say it at the same place.
+class Channel {
+  public:
+    virtual ~Channel() = default;
+    // Takes up to `bytes` bytes of `data`; returns how many it took, 0 when there is no room now.
+    virtual size_t try_send(const void* data, size_t bytes, bool last) = 0;
+    // The next received bytes, at most `bytes`, contiguous, aligned to 16 at the start of a message
+    // and by a multiple of 16 after it as long as the caller consumes multiples of 16. Empty when nothing
+    // has arrived. Valid until the next call on this channel's receiving side. The view holds at least
+    // min(bytes, min_view) bytes once the peer has sent them and the caller repeats the call.
+    virtual std::span<const std::byte> peek(size_t bytes) = 0;
+    // Frees the first `bytes` bytes of the view that peek returned.
+    virtual void consume(size_t bytes, bool last) = 0;
+    // Copies up to `bytes` received bytes to `data` and consumes them; returns how many.
+    virtual size_t try_recv(void* data, size_t bytes, bool last) = 0;
+
+    static constexpr size_t min_view = 1024;
+};
+
+// What every operation says about itself, compared between ranks before data moves.
+struct Envelope {
+    uint64_t sequence = 0;  // number of the collective on this communicator, from 1
+    int64_t count = 0;      // elements
+    int32_t root = -1;
+    uint32_t counts_hash = 0;  // of per-rank counts, 0 when there are none
+    uint8_t kind = 0;          // OpKind
+    uint8_t dtype = 0;         // DataType
+    uint8_t op = 0;            // ReduceOp
+    uint8_t algorithm = 0;     // Algorithm
+    uint8_t spare[4] = {};
+};
+static_assert(sizeof(Envelope) == 32);
+
+// Mapped memory in which every rank posts its envelope and sees all others'.
+class Board {
+  public:
+    virtual ~Board() = default;
+    // Publishes `envelope` as this rank's line; overwrites the line of sequence - 2, which is safe since
+    // no rank starts operation s before all have posted s - 1.
+    virtual void post(const Envelope& envelope) = 0;
+    // The envelope of `peer` for operation `sequence`, or nothing when it has not arrived there yet.
+    virtual std::optional<Envelope> read(int peer, uint64_t sequence) const = 0;
+};
+
+// Why a communicator is broken; the first one posted wins and reaches every rank.
+struct Fault {
+    ErrorCode code = ErrorCode::comm;
+    int reporter = -1;
+    std::vector<int> ranks;  // missing or lost ranks
+    std::string text;
+};
+
+class Transport {
+  public:
+    virtual ~Transport() = default;
+    virtual const char* name() const = 0;  // "shm", "inproc", "tcp"
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    virtual Channel& channel(int peer, Stream stream) = 0;  // peer != rank()
+    // Null when ranks do not share memory.
+    virtual Board* board() { return nullptr; }
+
+    // Sleeping without losing a wake-up: prepare_wait(); look once more for progress; then wait() (or
+    // cancel_wait() when there was some). wait returns when a peer changed something, when wake() was
+    // called after prepare_wait(), or after `at_most`; spurious returns are fine.
+    virtual void prepare_wait() = 0;
+    virtual void cancel_wait() = 0;
+    virtual void wait(std::chrono::nanoseconds at_most) = 0;
+    virtual void wake() = 0;
+
+    // False once the peer's process is known to have ended. May cost a system call.
+    virtual bool alive(int peer) = 0;
+    // Breaks the communicator on every rank, as far as they can be reached; wakes them.
+    virtual void post_fault(const Fault& fault) = 0;
+    // The first fault posted by any rank, once it is known here; cheap enough for every pass.
+    virtual const Fault* fault() = 0;
+};
+
+}  // namespace pycomm
