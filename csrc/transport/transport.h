@@ -16,9 +16,23 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/error.h"
+#include "store/store.h"
 
 namespace pycomm {
+
+// Memory that every rank of a transport has mapped; unmapped by the destructor.
+class Region {
+  public:
+    virtual ~Region() = default;
+    std::byte* data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+  protected:
+    std::byte* data_ = nullptr;
+    size_t bytes_ = 0;
+};
 
 enum class Stream : uint8_t { collective = 0, point_to_point = 1 };
 inline constexpr int stream_count = 2;
@@ -41,7 +55,8 @@ class Channel {
     // Copies up to `bytes` received bytes to `data` and consumes them; returns how many.
     virtual size_t try_recv(void* data, size_t bytes, bool last) = 0;
 
-    static constexpr size_t min_view = 1024;
+    // A view may end early where the transport's memory wraps, but not inside the first min_view bytes.
+    static constexpr size_t min_view = 16;
 };
 
 // What every operation says about itself, compared between ranks before data moves.
@@ -86,6 +101,12 @@ class Transport {
     virtual Channel& channel(int peer, Stream stream) = 0;  // peer != rank()
     // Null when ranks do not share memory.
     virtual Board* board() { return nullptr; }
+    // A new zeroed region of `bytes` bytes, mapped by all ranks; null when they cannot share memory.
+    // Collective over `bootstrap`. Throws TransportError on every rank when it cannot be had.
+    virtual std::shared_ptr<Region> make_region(Bootstrap& /*bootstrap*/, size_t /*bytes*/,
+                                                const Deadline& /*deadline*/) {
+        return nullptr;
+    }
 
     // Sleeping without losing a wake-up: prepare_wait(); look once more for progress; then wait() (or
     // cancel_wait() when there was some). wait returns when a peer changed something, when wake() was

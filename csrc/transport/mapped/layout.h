@@ -1,0 +1,87 @@
+// What lies where in the memory that the ranks of a node share.
+//
+//   fault record | one Doorbell per rank | two board lines per rank | rings
+//
+// For every ordered pair of ranks and every Stream there is one ring: a RingControl followed by
+// `ring_bytes` bytes of data. Everything is addressed by offset, since each process maps the region
+// elsewhere. All-zero memory is a valid initial state.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/transport.h"
+
+namespace pycomm {
+
+inline constexpr size_t cache_line = 64;
+
+// Written by the rank that breaks the communicator, read by all. `state` goes 0 -> writing -> ready.
+struct FaultRecord {
+    static constexpr uint32_t writing = 1;
+    static constexpr uint32_t ready = 2;
+    static constexpr int max_ranks = 256;
+
+    std::atomic<uint32_t> state;
+    uint8_t code;
+    int32_t reporter;
+    int32_t rank_count;
+    int32_t ranks[max_ranks];
+    char text[2048];
+};
+
+// Where one rank sleeps. Peers that changed something for it look at `sleeping` and, when set, bump
+// `sequence` and wake.
+struct alignas(cache_line) Doorbell {
+    std::atomic<uint32_t> sequence;
+    std::atomic<uint32_t> sleeping;
+    std::atomic<uint32_t> closed;  // set when this rank has left the communicator
+};
+
+// An envelope and its arrival flag in one cache line. The flag is the operation's sequence number.
+struct alignas(cache_line) BoardLine {
+    std::atomic<uint64_t> arrived;
+    Envelope envelope;
+};
+static_assert(sizeof(BoardLine) == cache_line);
+
+// Byte positions since the beginning; position modulo ring_bytes is the place in the ring. The sender
+// owns `head`, the receiver owns `tail`; each has its own cache line.
+struct RingControl {
+    alignas(cache_line) std::atomic<uint64_t> head;
+    alignas(cache_line) std::atomic<uint64_t> tail;
+};
+
+class Layout {
+  public:
+    // At most `buffer_bytes` of ring data per rank; the largest power of two that fits, but no more
+    // than a 32nd of it per ring, because small rings stay in the cache.
+    Layout(int size, int64_t buffer_bytes);
+
+    int size() const { return size_; }
+    size_t ring_bytes() const { return ring_bytes_; }
+    size_t total_bytes() const { return total_bytes_; }
+
+    FaultRecord& fault(std::byte* base) const { return *reinterpret_cast<FaultRecord*>(base); }
+    Doorbell& doorbell(std::byte* base, int rank) const {
+        return reinterpret_cast<Doorbell*>(base + doorbells_)[rank];
+    }
+    BoardLine& board_line(std::byte* base, int rank, uint64_t sequence) const {
+        return reinterpret_cast<BoardLine*>(base + board_)[2 * rank + static_cast<int>(sequence & 1)];
+    }
+    RingControl& ring(std::byte* base, int from, int to, Stream stream) const;
+    std::byte* ring_data(RingControl& control) const {
+        return reinterpret_cast<std::byte*>(&control) + sizeof(RingControl);
+    }
+
+  private:
+    int size_;
+    size_t ring_bytes_;
+    size_t doorbells_;
+    size_t board_;
+    size_t rings_;
+    size_t total_bytes_;
+};
+
+}  // namespace pycomm

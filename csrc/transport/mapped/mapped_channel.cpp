@@ -1,0 +1,86 @@
+// Ring arithmetic of the mapped channel.
+#include "transport/mapped/mapped_channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/futex.h"
+
+namespace pycomm {
+namespace {
+
+// A long copy is published piece by piece, so that the receiver starts before it is complete.
+constexpr size_t publish_bytes = 16384;
+
+uint64_t align_up(uint64_t position) { return (position + cache_line - 1) & ~(cache_line - 1); }
+uint64_t align_down(uint64_t position) { return position & ~(cache_line - 1); }
+
+}  // namespace
+
+MappedChannel::MappedChannel(const Layout& layout, std::byte* base, int rank, int peer,
+                             Stream stream)
+    : out_(&layout.ring(base, rank, peer, stream)),
+      out_data_(layout.ring_data(*out_)),
+      in_(&layout.ring(base, peer, rank, stream)),
+      in_data_(layout.ring_data(*in_)),
+      peer_bell_(&layout.doorbell(base, peer)),
+      capacity_(layout.ring_bytes()) {}
+
+void MappedChannel::wake_peer() {
+    if (peer_bell_->sleeping.load(std::memory_order_seq_cst) == 0) return;
+    peer_bell_->sequence.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(peer_bell_->sequence);
+}
+
+size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
+    const std::byte* source = static_cast<const std::byte*>(data);
+    size_t taken = 0;
+    while (taken < bytes) {
+        // The tail is rounded down so that the padding after a message always finds room.
+        uint64_t room = align_down(out_tail_) + capacity_ - out_head_;
+        if (room < std::min(bytes - taken, publish_bytes)) {
+            out_tail_ = out_->tail.load(std::memory_order_seq_cst);
+            room = align_down(out_tail_) + capacity_ - out_head_;
+        }
+        if (room == 0) break;
+        const size_t place = out_head_ & (capacity_ - 1);
+        const size_t piece =
+            std::min({bytes - taken, static_cast<size_t>(room), capacity_ - place, publish_bytes});
+        std::memcpy(out_data_ + place, source + taken, piece);
+        taken += piece;
+        out_head_ += piece;
+        if (last && taken == bytes) out_head_ = align_up(out_head_);
+        out_->head.store(out_head_, std::memory_order_seq_cst);
+        wake_peer();
+    }
+    return taken;
+}
+
+std::span<const std::byte> MappedChannel::peek(size_t bytes) {
+    if (in_head_ - in_tail_ < bytes) in_head_ = in_->head.load(std::memory_order_seq_cst);
+    const size_t place = in_tail_ & (capacity_ - 1);
+    const size_t ready = std::min(static_cast<size_t>(in_head_ - in_tail_), capacity_ - place);
+    return {in_data_ + place, std::min(bytes, ready)};
+}
+
+void MappedChannel::consume(size_t bytes, bool last) {
+    in_tail_ += bytes;
+    if (last) in_tail_ = align_up(in_tail_);
+    in_->tail.store(in_tail_, std::memory_order_seq_cst);
+    wake_peer();
+}
+
+size_t MappedChannel::try_recv(void* data, size_t bytes, bool last) {
+    std::byte* target = static_cast<std::byte*>(data);
+    size_t taken = 0;
+    while (taken < bytes) {
+        const auto view = peek(std::min(bytes - taken, publish_bytes));
+        if (view.empty()) break;
+        std::memcpy(target + taken, view.data(), view.size());
+        taken += view.size();
+        consume(view.size(), last && taken == bytes);
+    }
+    return taken;
+}
+
+}  // namespace pycomm

@@ -1,0 +1,42 @@
+// A Channel over two single-producer, single-consumer rings in shared memory.
+//
+//   sender                                receiver
+//   copy bytes at head                    sees head (acquire), reads bytes at tail in place
+//   head = head + n   (release)  ----->   consume: tail = tail + n (release)
+//   sees tail: room again        <-----
+//
+// A message starts at a multiple of 64, so elements never straddle the end of the ring and the
+// receiver can compute on them in place. Positions are stored with sequential consistency, and so is
+// the peer's `sleeping` flag: either the sleeper sees the new position or the writer sees the sleeper.
+#pragma once
+
+#include "transport/mapped/layout.h"
+
+namespace pycomm {
+
+class MappedChannel final : public Channel {
+  public:
+    MappedChannel(const Layout& layout, std::byte* base, int rank, int peer, Stream stream);
+
+    size_t try_send(const void* data, size_t bytes, bool last) override;
+    std::span<const std::byte> peek(size_t bytes) override;
+    void consume(size_t bytes, bool last) override;
+    size_t try_recv(void* data, size_t bytes, bool last) override;
+
+  private:
+    void wake_peer();
+
+    RingControl* out_;
+    std::byte* out_data_;
+    RingControl* in_;
+    const std::byte* in_data_;
+    Doorbell* peer_bell_;
+    size_t capacity_;
+    // This side's copies: its own positions, and the last seen positions of the peer.
+    uint64_t out_head_ = 0;
+    uint64_t out_tail_ = 0;
+    uint64_t in_head_ = 0;
+    uint64_t in_tail_ = 0;
+};
+
+}  // namespace pycomm

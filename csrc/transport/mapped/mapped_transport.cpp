@@ -1,0 +1,109 @@
+// Board, doorbells and fault record in mapped memory.
+#include "transport/mapped/mapped_transport.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/futex.h"
+
+namespace pycomm {
+
+MappedTransport::MappedTransport(int rank, Layout layout, std::byte* base)
+    : rank_(rank), layout_(layout), base_(base) {
+    channels_.resize(static_cast<size_t>(size()) * stream_count);
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer == rank) continue;
+        for (int stream = 0; stream < stream_count; ++stream) {
+            channels_[static_cast<size_t>(peer * stream_count + stream)] =
+                std::make_unique<MappedChannel>(layout_, base_, rank, peer,
+                                                static_cast<Stream>(stream));
+        }
+    }
+}
+
+MappedTransport::~MappedTransport() = default;
+
+Channel& MappedTransport::channel(int peer, Stream stream) {
+    return *channels_[static_cast<size_t>(peer * stream_count + static_cast<int>(stream))];
+}
+
+void MappedTransport::wake_rank(int rank, bool only_if_sleeping) {
+    Doorbell& bell = layout_.doorbell(base_, rank);
+    if (only_if_sleeping && bell.sleeping.load(std::memory_order_seq_cst) == 0) return;
+    bell.sequence.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(bell.sequence);
+}
+
+void MappedTransport::prepare_wait() {
+    Doorbell& bell = layout_.doorbell(base_, rank_);
+    ticket_ = bell.sequence.load(std::memory_order_seq_cst);
+    bell.sleeping.store(1, std::memory_order_seq_cst);
+}
+
+void MappedTransport::cancel_wait() {
+    layout_.doorbell(base_, rank_).sleeping.store(0, std::memory_order_seq_cst);
+}
+
+void MappedTransport::wait(std::chrono::nanoseconds at_most) {
+    Doorbell& bell = layout_.doorbell(base_, rank_);
+    futex_wait(bell.sequence, ticket_, at_most);
+    bell.sleeping.store(0, std::memory_order_seq_cst);
+}
+
+void MappedTransport::wake() { wake_rank(rank_, false); }
+
+void MappedTransport::post(const Envelope& envelope) {
+    BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
+    line.envelope = envelope;
+    line.arrived.store(envelope.sequence, std::memory_order_seq_cst);
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank_) wake_rank(peer, true);
+    }
+}
+
+std::optional<Envelope> MappedTransport::read(int peer, uint64_t sequence) const {
+    const BoardLine& line = layout_.board_line(base_, peer, sequence);
+    if (line.arrived.load(std::memory_order_seq_cst) != sequence) return std::nullopt;
+    return line.envelope;
+}
+
+bool MappedTransport::alive(int peer) {
+    return layout_.doorbell(base_, peer).closed.load(std::memory_order_seq_cst) == 0;
+}
+
+void MappedTransport::leave() {
+    layout_.doorbell(base_, rank_).closed.store(1, std::memory_order_seq_cst);
+    for (int peer = 0; peer < size(); ++peer) {
+        if (peer != rank_) wake_rank(peer, true);
+    }
+}
+
+void MappedTransport::post_fault(const Fault& fault) {
+    FaultRecord& record = layout_.fault(base_);
+    uint32_t expected = 0;
+    if (!record.state.compare_exchange_strong(expected, FaultRecord::writing)) return;
+    record.code = static_cast<uint8_t>(fault.code);
+    record.reporter = fault.reporter;
+    record.rank_count =
+        static_cast<int32_t>(std::min<size_t>(fault.ranks.size(), FaultRecord::max_ranks));
+    std::copy_n(fault.ranks.begin(), record.rank_count, record.ranks);
+    const size_t length = std::min(fault.text.size(), sizeof(record.text) - 1);
+    std::memcpy(record.text, fault.text.data(), length);
+    record.text[length] = '\0';
+    record.state.store(FaultRecord::ready, std::memory_order_seq_cst);
+    for (int rank = 0; rank < size(); ++rank) wake_rank(rank, false);
+}
+
+const Fault* MappedTransport::fault() {
+    const FaultRecord& record = layout_.fault(base_);
+    if (record.state.load(std::memory_order_acquire) != FaultRecord::ready) return nullptr;
+    const std::lock_guard lock(fault_mutex_);
+    if (!fault_) {
+        fault_ = Fault{static_cast<ErrorCode>(record.code), record.reporter,
+                       std::vector<int>(record.ranks, record.ranks + record.rank_count),
+                       record.text};
+    }
+    return &*fault_;
+}
+
+}  // namespace pycomm

@@ -1,0 +1,50 @@
+// The part of a transport that lives in memory mapped by all ranks: channels, board, doorbells,
+// faults. Where the memory comes from, and how the end of a peer shows, is up to the subclass.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/mapped/mapped_channel.h"
+
+namespace pycomm {
+
+class MappedTransport : public Transport, private Board {
+  public:
+    MappedTransport(int rank, Layout layout, std::byte* base);
+    ~MappedTransport() override;
+
+    int rank() const override { return rank_; }
+    int size() const override { return layout_.size(); }
+    Channel& channel(int peer, Stream stream) override;
+    Board* board() override { return this; }
+
+    void prepare_wait() override;
+    void cancel_wait() override;
+    void wait(std::chrono::nanoseconds at_most) override;
+    void wake() override;
+
+    bool alive(int peer) override;
+    void post_fault(const Fault& fault) override;
+    const Fault* fault() override;
+
+  protected:
+    // Tells the peers that this rank has left; called once, before the memory is unmapped.
+    void leave();
+
+  private:
+    void post(const Envelope& envelope) override;
+    std::optional<Envelope> read(int peer, uint64_t sequence) const override;
+    void wake_rank(int rank, bool only_if_sleeping);
+
+    int rank_;
+    Layout layout_;
+    std::byte* base_;
+    std::vector<std::unique_ptr<MappedChannel>> channels_;  // [peer * stream_count + stream]
+    uint32_t ticket_ = 0;  // doorbell sequence seen by prepare_wait
+    std::mutex fault_mutex_;
+    std::optional<Fault> fault_;  // local copy of the record, once it is ready
+};
+
+}  // namespace pycomm

@@ -1,0 +1,216 @@
+// Creating the memfd, reserving its pages and passing it on.
+#include "transport/shm/shared_region.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace pycomm {
+namespace {
+
+class FileDescriptor {
+  public:
+    explicit FileDescriptor(int number = -1) : number_(number) {}
+    FileDescriptor(FileDescriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+    FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
+    ~FileDescriptor() {
+        if (number_ >= 0) ::close(number_);
+    }
+    int get() const { return number_; }
+
+  private:
+    int number_;
+};
+
+class MemfdRegion final : public Region {
+  public:
+    MemfdRegion(const FileDescriptor& memfd, size_t bytes) {
+        void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0);
+        const int number = errno;
+        PYCOMM_CHECK(memory != MAP_FAILED, transport, "cannot map ", bytes,
+                     " bytes of shared memory: ", errno_text(number));
+        data_ = static_cast<std::byte*>(memory);
+        bytes_ = bytes;
+    }
+    ~MemfdRegion() override { munmap(data_, bytes_); }
+};
+
+std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }
+
+FileDescriptor create_memfd(size_t bytes) {
+    const FreeMemory free = free_shared_memory();
+    const std::string wanted = concat("wanted ", mebibytes(bytes), " of shared memory, free are ",
+                                      mebibytes(free.bytes), " (", free.source, ")");
+    // Reserving more than a control group allows would end the process instead of failing.
+    PYCOMM_CHECK(bytes < free.bytes, transport, wanted);
+    FileDescriptor memfd(memfd_create("pycomm", MFD_CLOEXEC));
+    PYCOMM_CHECK_SYSCALL(memfd.get(), "memfd_create");
+    PYCOMM_CHECK_SYSCALL(ftruncate(memfd.get(), static_cast<off_t>(bytes)), wanted);
+    int number = EINTR;
+    while (number == EINTR) number = posix_fallocate(memfd.get(), 0, static_cast<off_t>(bytes));
+    PYCOMM_CHECK(number == 0, transport, wanted, ": ", errno_text(number));
+    return memfd;
+}
+
+sockaddr_un socket_address(const std::string& name, socklen_t& length) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;  // the leading zero byte of sun_path marks an abstract name
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    return address;
+}
+
+std::string random_name() {
+    uint64_t words[2];
+    PYCOMM_CHECK_SYSCALL(getrandom(words, sizeof(words), 0), "getrandom");
+    std::ostringstream name;
+    name << "pycomm-" << std::hex << words[0] << words[1];
+    return name.str();
+}
+
+FileDescriptor listen_on(const std::string& name, int backlog) {
+    FileDescriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    PYCOMM_CHECK_SYSCALL(listener.get(), "socket");
+    socklen_t length = 0;
+    const sockaddr_un address = socket_address(name, length);
+    PYCOMM_CHECK_SYSCALL(
+        bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length), "bind");
+    PYCOMM_CHECK_SYSCALL(listen(listener.get(), backlog), "listen");
+    return listener;
+}
+
+// True when `descriptor` became ready for `events`, false at the deadline.
+bool wait_ready(int descriptor, short events, const Deadline& deadline) {
+    while (true) {
+        pollfd entry{descriptor, events, 0};
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
+        const int ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left.count(), 1000)));
+        if (ready > 0) return true;
+        PYCOMM_CHECK(ready == 0 || errno == EINTR, transport, "poll: ", errno_text(errno));
+        if (deadline.expired()) return false;
+    }
+}
+
+// One byte of payload carries the descriptor and the rank count check.
+void send_descriptor(int socket, int descriptor) {
+    char byte = 'm';
+    iovec part{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
+    PYCOMM_CHECK_SYSCALL(sendmsg(socket, &message, MSG_NOSIGNAL), "passing shared memory");
+}
+
+FileDescriptor receive_descriptor(int socket) {
+    char byte = 0;
+    iovec part{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    const ssize_t received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    PYCOMM_CHECK_SYSCALL(received, "receiving shared memory");
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    PYCOMM_CHECK(received == 1 && header != nullptr && header->cmsg_type == SCM_RIGHTS, transport,
+                 "rank 0 closed the connection before it passed shared memory");
+    int descriptor = -1;
+    std::memcpy(&descriptor, CMSG_DATA(header), sizeof(int));
+    return FileDescriptor(descriptor);
+}
+
+void pass_to_others(const FileDescriptor& listener, const FileDescriptor& memfd, int others,
+                    const Deadline& deadline) {
+    for (int served = 0; served < others;) {
+        if (!wait_ready(listener.get(), POLLIN, deadline)) {
+            PYCOMM_FAIL(timeout, "only ", served, " of ", others,
+                        " ranks fetched the shared memory within ", deadline.seconds(), " s");
+        }
+        const FileDescriptor connection(
+            accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (connection.get() < 0) continue;
+        ucred peer{};
+        socklen_t length = sizeof(peer);
+        const bool known =
+            getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
+        if (!known || peer.uid != geteuid()) continue;  // a stranger
+        send_descriptor(connection.get(), memfd.get());
+        ++served;
+    }
+}
+
+FileDescriptor fetch_from(const std::string& name, const Deadline& deadline) {
+    const FileDescriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    PYCOMM_CHECK_SYSCALL(connection.get(), "socket");
+    socklen_t length = 0;
+    const sockaddr_un address = socket_address(name, length);
+    PYCOMM_CHECK_SYSCALL(
+        connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), length),
+        "connecting to rank 0 for shared memory");
+    PYCOMM_CHECK(wait_ready(connection.get(), POLLIN, deadline), timeout,
+                 "rank 0 did not pass the shared memory within ", deadline.seconds(), " s");
+    return receive_descriptor(connection.get());
+}
+
+}  // namespace
+
+std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
+                                           const Deadline& deadline) {
+    // Rank 0 offers a socket name, or the reason why it has no memory ('!').
+    const bool leader = bootstrap.rank() == 0;
+    FileDescriptor memfd;
+    FileDescriptor listener;
+    std::string offer;
+    if (leader) {
+        try {
+            memfd = create_memfd(bytes);
+            offer = random_name();
+            listener = listen_on(offer, bootstrap.size());
+        } catch (const Error& error) {
+            offer = concat('!', error.what());
+        }
+    }
+    offer = bootstrap.all_gather(offer, deadline)[0];
+    if (offer.starts_with('!')) PYCOMM_FAIL(transport, offer.substr(1));
+
+    std::shared_ptr<Region> region;
+    std::string failure;
+    try {
+        if (leader) {
+            pass_to_others(listener, memfd, bootstrap.size() - 1, deadline);
+        } else {
+            memfd = fetch_from(offer, deadline);
+        }
+        region = std::make_shared<MemfdRegion>(memfd, bytes);
+    } catch (const Error& error) {
+        failure = error.what();
+    }
+    // All ranks have it, or all fail with the first reason.
+    const auto failures = bootstrap.all_gather(failure, deadline);
+    for (size_t rank = 0; rank < failures.size(); ++rank) {
+        PYCOMM_CHECK(failures[rank].empty(), transport, "rank ", rank, ": ", failures[rank]);
+    }
+    return region;
+}
+
+}  // namespace pycomm

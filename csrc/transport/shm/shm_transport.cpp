@@ -1,0 +1,88 @@
+// A mapped transport over a memfd; the end of a peer's process shows on its pidfd.
+#include "transport/shm/shm_transport.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <vector>
+
+#include "transport/mapped/mapped_transport.h"
+#include "transport/shm/shared_region.h"
+
+namespace pycomm {
+namespace {
+
+// Watches one process by its pidfd, or by signal 0 on kernels without pidfd_open.
+class ProcessWatch {
+  public:
+    explicit ProcessWatch(pid_t pid)
+        : pid_(pid), pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {
+        gone_ = pidfd_ < 0 && errno == ESRCH;
+    }
+    ProcessWatch(ProcessWatch&& other) noexcept
+        : pid_(other.pid_), pidfd_(std::exchange(other.pidfd_, -1)), gone_(other.gone_) {}
+    ProcessWatch& operator=(ProcessWatch&&) = delete;
+    ~ProcessWatch() {
+        if (pidfd_ >= 0) ::close(pidfd_);
+    }
+
+    bool running() {
+        if (gone_) return false;
+        if (pidfd_ >= 0) {
+            pollfd entry{pidfd_, POLLIN, 0};
+            gone_ = poll(&entry, 1, 0) == 1;
+        } else {
+            gone_ = kill(pid_, 0) == -1 && errno == ESRCH;
+        }
+        return !gone_;
+    }
+
+  private:
+    pid_t pid_;
+    int pidfd_;
+    bool gone_ = false;
+};
+
+class ShmTransport final : public MappedTransport {
+  public:
+    ShmTransport(int rank, const Layout& layout, std::shared_ptr<Region> region,
+                 std::vector<ProcessWatch> watches)
+        : MappedTransport(rank, layout, region->data()),
+          region_(std::move(region)),
+          watches_(std::move(watches)) {}
+    ~ShmTransport() override { leave(); }
+
+    const char* name() const override { return "shm"; }
+    bool alive(int peer) override {
+        return MappedTransport::alive(peer) && watches_[static_cast<size_t>(peer)].running();
+    }
+    std::shared_ptr<Region> make_region(Bootstrap& bootstrap, size_t bytes,
+                                        const Deadline& deadline) override {
+        return make_shared_region(bootstrap, bytes, deadline);
+    }
+
+  private:
+    std::shared_ptr<Region> region_;
+    std::vector<ProcessWatch> watches_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_shm_transport(Bootstrap& bootstrap, int64_t buffer_bytes,
+                                              const Deadline& deadline) {
+    std::vector<ProcessWatch> watches;
+    for (const std::string& pid :
+         bootstrap.all_gather(std::to_string(getpid()), deadline)) {
+        watches.emplace_back(static_cast<pid_t>(std::strtol(pid.c_str(), nullptr, 10)));
+    }
+    const Layout layout(bootstrap.size(), buffer_bytes);
+    return std::make_unique<ShmTransport>(
+        bootstrap.rank(), layout, make_shared_region(bootstrap, layout.total_bytes(), deadline),
+        std::move(watches));
+}
+
+}  // namespace pycomm
