@@ -4,9 +4,9 @@
 ``python -m pycomm.run -n 4 script.py args`` starts four ranks, prefixes their output by rank, hosts
 the store through which they find each other, and ends all of them when one fails.
 
-The parts: ``cli`` reads the command line, ``environment`` says what a rank sees, ``ranks`` starts the
-processes, ``output`` forwards whole lines, ``job`` watches over all of it, ``guard`` finds and ends
-processes, and is also the small program that ends the ranks should the launcher be killed.
+The parts: ``cli`` reads the command line, ``environment`` says what a rank sees, ``ranks`` starts
+the processes, ``output`` forwards whole lines, ``job`` watches over all of it, ``guard`` finds and
+ends processes, and is also the small program that ends the ranks should the launcher be killed.
 """
 
 from pycomm.run.cli import main

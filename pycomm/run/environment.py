@@ -63,8 +63,8 @@ def rank_environment(
     }
     if size > 1 and not any(name in env for name in BLAS_VARIABLES):
         env.update(dict.fromkeys(BLAS_VARIABLES, str(max(1, cores // size))))
-    # The ranks write to pipes: without this their lines would show late, in blocks, and be lost when
-    # a rank is ended.
+    # The ranks write to pipes: without this their lines would show late, in blocks, and be lost
+    # when a rank is ended.
     env.setdefault("PYTHONUNBUFFERED", "1")
     env.update(
         RANK=str(rank),

@@ -77,8 +77,8 @@ class Ranks:
 
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
-        # An epoll set reports events in the order in which they happened. So when several ranks ended
-        # since the last look, the first one to fail is still known.
+        # An epoll set reports events in the order in which they happened. So when several ranks
+        # ended since the last look, the first one to fail is still known.
         self._exits = select.epoll() if hasattr(select, "epoll") else None
         self._by_pidfd: dict[int, Rank] = {}
 
