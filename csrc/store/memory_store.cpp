@@ -1,0 +1,33 @@
+// A map, a mutex and a condition variable.
+#include "store/memory_store.h"
+
+#include "base/error.h"
+
+namespace pycomm {
+
+void MemoryStore::set(const std::string& key, const std::string& value) {
+    {
+        std::lock_guard lock(mutex_);
+        values_[key] = value;
+    }
+    changed_.notify_all();
+}
+
+std::string MemoryStore::get(const std::string& key, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    auto found = values_.end();
+    // Waits for the remaining time anew, so that a clock change cannot stretch it.
+    while ((found = values_.find(key)) == values_.end()) {
+        PYCOMM_CHECK(!deadline.expired(), timeout, "the key '", key, "' did not appear within ",
+                     deadline.seconds(), " s in the memory store");
+        changed_.wait_for(lock, deadline.remaining());
+    }
+    return found->second;
+}
+
+bool MemoryStore::contains(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    return values_.count(key) != 0;
+}
+
+}  // namespace pycomm
