@@ -1,6 +1,6 @@
 """Builds the extension module pycomm._core with CMake; everything else is in pyproject.toml.
 
-The build folder build/cmake-<python> persists, so a second `pip install` compiles only what changed.
+The build folder build/cmake-<python> persists: a second `pip install` compiles only what changed.
 The finished module also lands in pycomm/ beside the sources: commands that run from the root of a
 clone (`python -m pycomm.bench ...`) import that folder, installed or not.
 """
@@ -17,6 +17,7 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -53,7 +54,8 @@ def discard_stale_cache(build: Path, generator: str) -> None:
         return
     entries = dict(re.findall(r"^(\w+):\w+=(.*)$", cache.read_text(), re.MULTILINE))
     tools = [entries.get("CMAKE_COMMAND", ""), entries.get("CMAKE_MAKE_PROGRAM", "")]
-    if entries.get("CMAKE_GENERATOR") != generator or entries.get("CMAKE_HOME_DIRECTORY") != str(ROOT):
+    made_for = (entries.get("CMAKE_GENERATOR"), entries.get("CMAKE_HOME_DIRECTORY"))
+    if made_for != (generator, str(ROOT)):
         shutil.rmtree(build)
     elif not all(Path(tool).exists() for tool in tools):
         cache.unlink()
@@ -62,6 +64,15 @@ def discard_stale_cache(build: Path, generator: str) -> None:
 def available_cores() -> int:
     """The cores this process may use, which a container can make fewer than the machine has."""
     return len(os.sched_getaffinity(0))
+
+
+class FreshBuild(build):
+    """Empties the folder the wheel is packed from, where files deleted since would survive."""
+
+    def run(self) -> None:
+        """Builds everything."""
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class CMakeBuild(build_ext):
@@ -115,4 +126,7 @@ def replace_file(source: Path, target: Path) -> None:
     os.replace(temporary, target)
 
 
-setup(ext_modules=[Extension("pycomm._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[Extension("pycomm._core", sources=[])],
+    cmdclass={"build": FreshBuild, "build_ext": CMakeBuild},
+)
