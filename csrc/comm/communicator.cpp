@@ -1,0 +1,172 @@
+// Making communicators, and turning calls into tasks.
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/log.h"
+#include "comm/group_bootstrap.h"
+#include "transport/registry.h"
+
+namespace pycomm {
+namespace {
+
+std::unique_ptr<Transport> connect(Bootstrap& bootstrap, const Env& env, const Topology& topology,
+                                   const Deadline& deadline) {
+    if (env.transport == "tcp") return make_transport("tcp", bootstrap, env, deadline);
+    const bool one_node = topology.num_nodes == 1;
+    PYCOMM_CHECK(one_node || env.transport == "auto", argument,
+                 "PYCOMM_TRANSPORT=shm, but the ranks are on ", topology.num_nodes, " nodes");
+    if (!one_node) return make_transport("tcp", bootstrap, env, deadline);
+    if (topology.one_process && env.transport == "auto") {
+        return make_transport("inproc", bootstrap, env, deadline);
+    }
+    try {
+        return make_transport("shm", bootstrap, env, deadline);
+    } catch (const Error& error) {
+        if (env.transport != "auto" || error.code() != ErrorCode::transport) throw;
+        if (bootstrap.rank() == 0) {
+            log_line(LogLevel::warn, 0, bootstrap.size(),
+                     concat("no shared memory (", error.what(), "); using TCP, which is slower"));
+        }
+    }
+    return make_transport("tcp", bootstrap, env, deadline);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> Communicator::create(Bootstrap& bootstrap, const Env& env) {
+    check_forced(env.algorithm);
+    const Deadline deadline = Deadline::after(env.timeout);
+    const Topology topology = discover_topology(bootstrap, env, deadline);
+    auto transport = connect(bootstrap, env, topology, deadline);
+    log_line(LogLevel::info, bootstrap.rank(), bootstrap.size(),
+             concat("transport ", transport->name(), ", node ", topology.node, " of ",
+                    topology.num_nodes, ", local rank ", topology.local_rank, " of ",
+                    topology.local_size, ", ", topology.cores, " cores"));
+    return std::unique_ptr<Communicator>(new Communicator(env, topology, std::move(transport)));
+}
+
+Communicator::Communicator(const Env& env, const Topology& topology,
+                           std::unique_ptr<Transport> transport)
+    : env_(env),
+      topology_(topology),
+      rank_(transport->rank()),
+      size_(transport->size()),
+      transport_name_(transport->name()),
+      transport_(std::move(transport)),
+      context_{*transport_, {}, env.algorithm, env.check, 0},
+      engine_(*transport_, topology.local_size <= topology.cores) {}
+
+Communicator::~Communicator() { close(); }
+
+Deadline Communicator::deadline(Timeout timeout) const {
+    const double seconds = timeout.value_or(env_.timeout);
+    PYCOMM_CHECK(std::isfinite(seconds) && seconds > 0, argument, "timeout is ", seconds,
+                 ", expected a positive number of seconds");
+    return Deadline::after(seconds);
+}
+
+std::shared_ptr<Task> Communicator::collective(CollectiveRequest request, Timeout timeout) {
+    check_request(request, rank_, size_);
+    return std::make_shared<CollectiveTask>(context_, std::move(request), deadline(timeout));
+}
+
+std::shared_ptr<Task> Communicator::point_to_point(OpKind kind, const Buffer& buffer, int peer,
+                                                   int tag, Timeout timeout) {
+    PYCOMM_CHECK(peer >= 0 && peer < size_, argument, kind == OpKind::send ? "dst" : "src", " is ",
+                 peer, ", expected a rank from 0 to ", size_ - 1);
+    PYCOMM_CHECK(tag >= 0, argument, "tag is ", tag, ", expected 0 or more");
+    return std::make_shared<PointToPointTask>(kind, buffer, rank_, peer, tag, ++messages_,
+                                              deadline(timeout));
+}
+
+// Messages of the library itself use a tag that callers cannot.
+std::shared_ptr<Task> Communicator::internal_message(OpKind kind, const Buffer& buffer, int peer) {
+    return std::make_shared<PointToPointTask>(kind, buffer, rank_, peer, -1, ++messages_,
+                                              deadline(std::nullopt));
+}
+
+void Communicator::run(Engine::TaskList tasks, const Engine::InterruptHook& hook) {
+    engine_.run(tasks, hook);
+}
+
+void Communicator::submit(const std::shared_ptr<Task>& task) { engine_.submit(task); }
+
+bool Communicator::wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook) {
+    return engine_.wait(task, seconds, hook);
+}
+
+std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int key,
+                                                  const Engine::InterruptHook& hook) {
+    struct Choice {
+        int64_t has_color;
+        int64_t color;
+        int64_t key;
+    };
+    constexpr int64_t fields = 3;
+    const Choice mine{color.has_value(), color.value_or(0), key};
+    std::vector<Choice> all(static_cast<size_t>(size_));
+    CollectiveRequest request;
+    request.kind = OpKind::all_gather;
+    request.input = {const_cast<Choice*>(&mine), fields, DataType::int64};
+    request.output = {all.data(), fields * size_, DataType::int64};
+    request.counts.assign(static_cast<size_t>(size_), fields);
+    const auto task = collective(std::move(request), std::nullopt);
+    run({&task, 1}, hook);
+    if (!color) return nullptr;
+
+    std::vector<int> members;
+    for (int other = 0; other < size_; ++other) {
+        const Choice& choice = all[static_cast<size_t>(other)];
+        if (choice.has_color != 0 && choice.color == *color) members.push_back(other);
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+        return all[static_cast<size_t>(a)].key < all[static_cast<size_t>(b)].key;
+    });
+    GroupBootstrap bootstrap(*this, std::move(members), hook);
+    return create(bootstrap, env_);
+}
+
+std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
+                                                   const Engine::InterruptHook& hook) {
+    PYCOMM_CHECK(bytes >= 0, argument, "size is ", bytes, " bytes, expected 0 or more");
+    std::vector<int> everyone(static_cast<size_t>(size_));
+    for (int rank = 0; rank < size_; ++rank) everyone[static_cast<size_t>(rank)] = rank;
+    engine_.check_usable();
+    GroupBootstrap bootstrap(*this, std::move(everyone), hook);
+    const Deadline limit = deadline(std::nullopt);
+    const auto sizes = bootstrap.all_gather(std::to_string(bytes), limit);
+    for (size_t other = 0; other < sizes.size(); ++other) {
+        if (sizes[other] == std::to_string(bytes)) continue;
+        throw Error(ErrorCode::mismatch,
+                    concat("empty: rank ", rank_, " asked for ", bytes, " bytes but rank ", other,
+                           " for ", sizes[other], "; all ranks must ask for the same"),
+                    {static_cast<int>(other)});
+    }
+    // One region holds the parts of all ranks, each on pages of its own.
+    constexpr size_t page = 4096;
+    const size_t part = (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + page - 1) / page * page;
+    auto region = transport_->make_region(bootstrap, part * static_cast<size_t>(size_), limit);
+    if (!region) {
+        auto* memory = static_cast<std::byte*>(std::aligned_alloc(page, part));
+        if (memory == nullptr) throw std::bad_alloc();
+        std::memset(memory, 0, part);
+        return std::shared_ptr<std::byte>(memory, [](std::byte* pointer) { std::free(pointer); });
+    }
+    return std::shared_ptr<std::byte>(region, region->data() + part * static_cast<size_t>(rank_));
+}
+
+void Communicator::abort(const std::string& reason) {
+    const std::lock_guard lock(close_mutex_);
+    engine_.abort(reason);
+}
+
+void Communicator::close() {
+    const std::lock_guard lock(close_mutex_);
+    engine_.stop();
+    transport_.reset();  // tells the peers
+}
+
+}  // namespace pycomm

@@ -1,0 +1,73 @@
+// The ranks of one parallel job, or a subset of them, and the operations among them.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "base/env.h"
+#include "comm/collective.h"
+#include "comm/topology.h"
+#include "exec/engine.h"
+
+namespace pycomm {
+
+// Operations are made as tasks, then run (blocking) or submitted (asynchronous). The memory of a task's
+// buffers must stay valid until the task is finished. Thread-safe; collectives must be issued in the same
+// order on all ranks.
+class Communicator {
+  public:
+    using Timeout = std::optional<double>;  // seconds; none: the communicator's default
+
+    // Collective over `bootstrap`, with env.timeout as limit and as default of all operations.
+    static std::unique_ptr<Communicator> create(Bootstrap& bootstrap, const Env& env);
+    ~Communicator();
+
+    int rank() const { return rank_; }
+    int size() const { return size_; }
+    const Topology& topology() const { return topology_; }
+    const std::string& transport_name() const { return transport_name_; }
+    double timeout() const { return env_.timeout; }
+
+    // Throws ArgumentError before anything is sent.
+    std::shared_ptr<Task> collective(CollectiveRequest request, Timeout timeout);
+    // `kind` is send or recv. `tag` is 0 or more.
+    std::shared_ptr<Task> point_to_point(OpKind kind, const Buffer& buffer, int peer, int tag,
+                                         Timeout timeout);
+
+    void run(Engine::TaskList tasks, const Engine::InterruptHook& hook);
+    void submit(const std::shared_ptr<Task>& task);
+    bool wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook);
+
+    // Ranks with the same color form a new communicator, ordered by (key, rank); null for ranks
+    // without color. Collective and blocking.
+    std::unique_ptr<Communicator> split(std::optional<int> color, int key,
+                                        const Engine::InterruptHook& hook);
+    // Zeroed memory of `bytes` bytes that all ranks of the node have mapped; private memory when the
+    // transport has none. Every rank passes the same `bytes`. Collective and blocking.
+    std::shared_ptr<std::byte> symmetric(int64_t bytes, const Engine::InterruptHook& hook);
+
+    void abort(const std::string& reason);
+    // Operations in flight fail with AbortedError; later ones too. Idempotent.
+    void close();
+
+  private:
+    Communicator(const Env& env, const Topology& topology, std::unique_ptr<Transport> transport);
+    Deadline deadline(Timeout timeout) const;
+    std::shared_ptr<Task> internal_message(OpKind kind, const Buffer& buffer, int peer);
+    friend class GroupBootstrap;
+
+    Env env_;
+    Topology topology_;
+    int rank_;
+    int size_;
+    std::string transport_name_;
+    std::unique_ptr<Transport> transport_;
+    CollectiveContext context_;
+    std::atomic<uint64_t> messages_{0};
+    std::mutex close_mutex_;
+    Engine engine_;  // after what its tasks use
+};
+
+}  // namespace pycomm

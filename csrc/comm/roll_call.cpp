@@ -1,0 +1,133 @@
+// Exchange and comparison of envelopes.
+#include "comm/roll_call.h"
+
+#include <algorithm>
+
+#include "algorithms/algorithms.h"
+#include "schedule/schedule.h"
+
+namespace pycomm {
+namespace {
+
+bool reduces(OpKind kind) {
+    return kind == OpKind::all_reduce || kind == OpKind::reduce_scatter || kind == OpKind::reduce;
+}
+
+// A scatter without counts: `count` is rows and counts_hash elements per row; see Communicator.
+bool is_plain_scatter(const Envelope& envelope) {
+    return static_cast<OpKind>(envelope.kind) == OpKind::scatter && envelope.spare[0] == 1;
+}
+
+[[noreturn]] void fail_mismatch(int rank, const Envelope& mine, int peer, const Envelope& theirs,
+                                const std::string& detail) {
+    const std::string text =
+        concat("rank ", rank, " called ", to_string(mine), " but rank ", peer, " called ",
+               to_string(theirs), detail,
+               "; every rank must make the same calls in the same order with matching arguments");
+    throw Error(ErrorCode::mismatch, text, {peer});
+}
+
+}  // namespace
+
+std::string to_string(const Envelope& envelope) {
+    const auto kind = static_cast<OpKind>(envelope.kind);
+    std::string text = concat(kind_name(kind), " #", envelope.sequence);
+    if (kind == OpKind::barrier) return text;
+    text += concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ", envelope.count,
+                   is_plain_scatter(envelope) ? " row" : " element", envelope.count == 1 ? "" : "s");
+    if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(envelope.op)));
+    if (envelope.root >= 0) text += concat(", root ", envelope.root);
+    if (!is_plain_scatter(envelope) && envelope.counts_hash != 0) {
+        text += concat(", counts ", std::hex, envelope.counts_hash);
+    }
+    return text + ")";
+}
+
+RollCall::RollCall(Transport& transport, const Envelope& mine)
+    : transport_(transport), mine_(mine) {
+    const int size = transport.size();
+    for (int rank = 0; rank < size; ++rank) {
+        if (rank != transport.rank()) absent_.push_back(rank);
+    }
+    if (is_plain_scatter(mine)) scatter_parts_.resize(static_cast<size_t>(size));
+    if (Board* board = transport.board()) {
+        board->post(mine_);
+    } else {
+        wires_.resize(static_cast<size_t>(size));
+    }
+}
+
+bool RollCall::send_some() {
+    bool moved = false;
+    for (int step = 1; step < transport_.size(); ++step) {
+        const int peer = (transport_.rank() + step) % transport_.size();
+        Wire& wire = wires_[static_cast<size_t>(peer)];
+        if (wire.sent == sizeof(Envelope)) continue;
+        const size_t taken =
+            transport_.channel(peer, Stream::collective)
+                .try_send(reinterpret_cast<const std::byte*>(&mine_) + wire.sent,
+                          sizeof(Envelope) - wire.sent, true);
+        wire.sent += taken;
+        moved |= taken > 0;
+    }
+    return moved;
+}
+
+std::optional<Envelope> RollCall::arrival(int peer) {
+    if (Board* board = transport_.board()) return board->read(peer, mine_.sequence);
+    Wire& wire = wires_[static_cast<size_t>(peer)];
+    wire.received += transport_.channel(peer, Stream::collective)
+                         .try_recv(reinterpret_cast<std::byte*>(&wire.theirs) + wire.received,
+                                   sizeof(Envelope) - wire.received, true);
+    // Counted as here only when our own is on its way to it, so that done() covers both directions.
+    if (wire.received < sizeof(Envelope) || wire.sent < sizeof(Envelope)) return std::nullopt;
+    return wire.theirs;
+}
+
+bool RollCall::progress() {
+    bool moved = !wires_.empty() && send_some();
+    for (size_t i = 0; i < absent_.size();) {
+        const int peer = absent_[i];
+        const auto theirs = arrival(peer);
+        if (!theirs) {
+            ++i;
+            continue;
+        }
+        absent_.erase(absent_.begin() + static_cast<std::ptrdiff_t>(i));
+        compare(peer, *theirs);
+        moved = true;
+    }
+    return moved;
+}
+
+void RollCall::compare(int peer, const Envelope& theirs) {
+    const bool same = mine_.sequence == theirs.sequence && mine_.kind == theirs.kind &&
+                      mine_.dtype == theirs.dtype && mine_.op == theirs.op &&
+                      mine_.root == theirs.root && mine_.spare[0] == theirs.spare[0] &&
+                      mine_.counts_hash == theirs.counts_hash;
+    if (!same) fail_mismatch(transport_.rank(), mine_, peer, theirs, "");
+    if (mine_.algorithm != theirs.algorithm) {
+        fail_mismatch(transport_.rank(), mine_, peer, theirs,
+                      concat(", with the algorithms ",
+                             algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
+                             algorithm_name(static_cast<Algorithm>(theirs.algorithm))));
+    }
+    if (!is_plain_scatter(mine_)) {
+        if (mine_.count != theirs.count) fail_mismatch(transport_.rank(), mine_, peer, theirs, "");
+        return;
+    }
+    scatter_parts_[static_cast<size_t>(peer)] = theirs;
+    scatter_parts_[static_cast<size_t>(transport_.rank())] = mine_;
+    const auto& root = scatter_parts_[static_cast<size_t>(mine_.root)];
+    for (int rank = 0; root && rank < transport_.size(); ++rank) {
+        const auto& part = scatter_parts_[static_cast<size_t>(rank)];
+        if (!part || rank == mine_.root) continue;
+        const int64_t rows = slice_count(root->count, transport_.size(), rank);
+        if (part->count != rows) {
+            fail_mismatch(mine_.root, *root, rank, *part,
+                          concat(", and the part of rank ", rank, " is ", rows, " rows"));
+        }
+    }
+}
+
+}  // namespace pycomm

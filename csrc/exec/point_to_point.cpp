@@ -1,0 +1,256 @@
+// Matching and moving of tagged messages.
+#include "exec/point_to_point.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace pycomm {
+namespace {
+
+constexpr size_t quantum_bytes = 65536;
+
+std::string elements_text(int64_t count, DataType type) {
+    return concat(count, count == 1 ? " element of " : " elements of ", dtype_name(type));
+}
+
+}  // namespace
+
+PointToPointTask::PointToPointTask(OpKind kind, const Buffer& buffer, int rank, int peer, int tag,
+                                   uint64_t number, const Deadline& deadline)
+    : Task(deadline),
+      kind_(kind),
+      buffer_(buffer),
+      rank_(rank),
+      peer_(peer),
+      tag_(tag),
+      number_(number) {}
+
+std::string PointToPointTask::describe() const {
+    return concat(kind_name(kind_), " #", number_, " (", elements_text(buffer_.count, buffer_.dtype),
+                  kind_ == OpKind::send ? " to rank " : " from rank ", peer_, ", tag ", tag_, ")");
+}
+
+std::string PointToPointTask::timeout_hint() const {
+    if (kind_ == OpKind::send) {
+        return concat("rank ", peer_, " posted no receive for it (", bytes_done_, " of ",
+                      buffer_.bytes(), " bytes are under way)");
+    }
+    return concat("no message with tag ", tag_, " arrived from rank ", peer_, " (", bytes_done_,
+                  " of ", buffer_.bytes(), " bytes received)");
+}
+
+PointToPoint::PointToPoint(Transport& transport)
+    : transport_(transport), peers_(static_cast<size_t>(transport.size())) {}
+
+void PointToPoint::post(std::shared_ptr<PointToPointTask> task) {
+    const int rank = task->peer_;
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (std::find(active_.begin(), active_.end(), rank) == active_.end()) active_.push_back(rank);
+    (task->kind_ == OpKind::send ? peer.sends : peer.receives).push_back(std::move(task));
+}
+
+bool PointToPoint::progress(std::vector<Outcome>& finished) {
+    bool moved = false;
+    for (size_t i = 0; i < active_.size();) {
+        const int rank = active_[i];
+        Peer& peer = peers_[static_cast<size_t>(rank)];
+        moved |= progress_sends(rank, peer, finished);
+        moved |= progress_receives(rank, peer, finished);
+        if (peer.idle()) {
+            active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+            ++i;
+        }
+    }
+    return moved;
+}
+
+bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished) {
+    bool moved = false;
+    while (!peer.sends.empty()) {
+        PointToPointTask& task = *peer.sends.front();
+        const size_t bytes = task.buffer_.bytes();
+        const Header header{task.buffer_.count, bytes, task.tag_,
+                            static_cast<uint8_t>(task.buffer_.dtype), {}};
+        if (rank == transport_.rank()) {
+            auto message = std::make_unique<Message>();
+            message->header = header;
+            message->data = std::make_unique_for_overwrite<std::byte[]>(bytes);
+            if (bytes > 0) std::memcpy(message->data.get(), task.buffer_.data, bytes);
+            message->arrived = true;
+            peer.set_aside.push_back(std::move(message));
+        } else {
+            Channel& channel = transport_.channel(rank, Stream::point_to_point);
+            if (task.header_done_ < sizeof(header)) {
+                const auto* from = reinterpret_cast<const std::byte*>(&header) + task.header_done_;
+                const size_t taken =
+                    channel.try_send(from, sizeof(header) - task.header_done_, true);
+                task.header_done_ += taken;
+                moved |= taken > 0;
+                if (task.header_done_ < sizeof(header)) return moved;
+            }
+            while (task.bytes_done_ < bytes) {
+                const size_t left = bytes - task.bytes_done_;
+                const size_t piece = std::min(left, quantum_bytes);
+                const size_t taken = channel.try_send(
+                    static_cast<const std::byte*>(task.buffer_.data) + task.bytes_done_, piece,
+                    piece == left);
+                task.bytes_done_ += taken;
+                moved |= taken > 0;
+                if (taken < piece) return moved;
+            }
+        }
+        finished.push_back({peer.sends.front(), nullptr});
+        peer.sends.pop_front();
+        moved = true;
+    }
+    return moved;
+}
+
+bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished) {
+    const size_t before = finished.size();
+    take_aside(rank, peer, finished);
+    bool moved = finished.size() > before;
+    if (rank == transport_.rank()) return moved;
+    while (true) {
+        if (peer.header_done < sizeof(Header)) {
+            // Nobody asked: leave the message with its sender.
+            if (peer.receives.empty() && peer.header_done == 0) return moved;
+            const size_t had = peer.header_done;
+            const bool whole = read_header(rank, peer);
+            moved |= peer.header_done > had;
+            if (!whole) return moved;
+            match(rank, peer, finished);
+        }
+        const size_t had = peer.payload_done;
+        const bool whole = read_payload(rank, peer);
+        moved |= peer.payload_done > had;
+        if (!whole) return moved;
+        message_arrived(rank, peer, finished);
+        moved = true;
+    }
+}
+
+bool PointToPoint::read_header(int rank, Peer& peer) {
+    auto* into = reinterpret_cast<std::byte*>(&peer.header) + peer.header_done;
+    peer.header_done += transport_.channel(rank, Stream::point_to_point)
+                            .try_recv(into, sizeof(Header) - peer.header_done, true);
+    return peer.header_done == sizeof(Header);
+}
+
+// Decides where the payload of the message goes whose header was read.
+void PointToPoint::match(int rank, Peer& peer, std::vector<Outcome>& finished) {
+    peer.payload_done = 0;
+    const auto found = std::find_if(peer.receives.begin(), peer.receives.end(),
+                                    [&](const auto& task) { return task->tag_ == peer.header.tag; });
+    if (found == peer.receives.end()) {
+        auto message = std::make_unique<Message>();
+        message->header = peer.header;
+        message->data = std::make_unique_for_overwrite<std::byte[]>(peer.header.bytes);
+        peer.aside = message.get();
+        peer.set_aside.push_back(std::move(message));
+        return;
+    }
+    std::shared_ptr<PointToPointTask> receive = *found;
+    peer.receives.erase(found);
+    if (auto error = compare(peer.header, *receive)) {
+        finished.push_back({std::move(receive), std::move(error)});
+    } else {
+        peer.target = std::move(receive);
+    }
+    (void)rank;
+}
+
+bool PointToPoint::read_payload(int rank, Peer& peer) {
+    Channel& channel = transport_.channel(rank, Stream::point_to_point);
+    const size_t bytes = peer.header.bytes;
+    std::byte* into = peer.target  ? static_cast<std::byte*>(peer.target->buffer_.data)
+                      : peer.aside ? peer.aside->data.get()
+                                   : nullptr;
+    while (peer.payload_done < bytes) {
+        const size_t left = bytes - peer.payload_done;
+        const size_t piece = std::min(left, quantum_bytes);
+        size_t taken = 0;
+        if (into != nullptr) {
+            taken = channel.try_recv(into + peer.payload_done, piece, piece == left);
+        } else {
+            taken = channel.peek(piece).size();
+            if (taken > 0) channel.consume(taken, taken == left);
+        }
+        if (taken == 0) return false;
+        peer.payload_done += taken;
+        if (peer.target) peer.target->bytes_done_ = peer.payload_done;
+    }
+    return true;
+}
+
+void PointToPoint::message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished) {
+    if (peer.target) finished.push_back({std::move(peer.target), nullptr});
+    if (peer.aside != nullptr) peer.aside->arrived = true;
+    peer.target = nullptr;
+    peer.aside = nullptr;
+    peer.header_done = 0;
+    peer.payload_done = 0;
+    take_aside(rank, peer, finished);
+}
+
+// Gives messages that were set aside to the receives posted since.
+void PointToPoint::take_aside(int rank, Peer& peer, std::vector<Outcome>& finished) {
+    (void)rank;
+    if (peer.set_aside.empty()) return;
+    for (auto& message : peer.set_aside) {
+        if (message->claimed_by) continue;
+        const auto found =
+            std::find_if(peer.receives.begin(), peer.receives.end(),
+                         [&](const auto& task) { return task->tag_ == message->header.tag; });
+        if (found == peer.receives.end()) continue;
+        message->claimed_by = *found;
+        peer.receives.erase(found);
+    }
+    for (auto& message : peer.set_aside) {
+        if (!message->claimed_by || !message->arrived) continue;
+        auto error = compare(message->header, *message->claimed_by);
+        if (!error && message->header.bytes > 0) {
+            std::memcpy(message->claimed_by->buffer_.data, message->data.get(),
+                        message->header.bytes);
+        }
+        finished.push_back({std::move(message->claimed_by), std::move(error)});
+        message.reset();
+    }
+    std::erase(peer.set_aside, nullptr);
+}
+
+std::exception_ptr PointToPoint::compare(const Header& header,
+                                         const PointToPointTask& receive) const {
+    const DataType sent = static_cast<DataType>(header.dtype);
+    if (header.count == receive.buffer_.count && sent == receive.buffer_.dtype) return nullptr;
+    const std::string text =
+        concat(receive.describe(), " on rank ", receive.rank_, ": rank ", receive.peer_, " sent ",
+               elements_text(header.count, sent), " with tag ", header.tag, ", but this rank expected ",
+               elements_text(receive.buffer_.count, receive.buffer_.dtype),
+               "; the message was dropped, later ones are intact");
+    return std::make_exception_ptr(Error(ErrorCode::mismatch, text, {receive.peer_}));
+}
+
+std::vector<std::shared_ptr<Task>> PointToPoint::open_tasks() const {
+    std::vector<std::shared_ptr<Task>> tasks;
+    for (const int rank : active_) {
+        const Peer& peer = peers_[static_cast<size_t>(rank)];
+        tasks.insert(tasks.end(), peer.sends.begin(), peer.sends.end());
+        tasks.insert(tasks.end(), peer.receives.begin(), peer.receives.end());
+        if (peer.target) tasks.push_back(peer.target);
+        for (const auto& message : peer.set_aside) {
+            if (message->claimed_by) tasks.push_back(message->claimed_by);
+        }
+    }
+    return tasks;
+}
+
+void PointToPoint::drop_all() {
+    for (Peer& peer : peers_) peer = Peer{};
+    active_.clear();
+}
+
+}  // namespace pycomm

@@ -1,0 +1,114 @@
+// Tagged messages between pairs of ranks, over the point-to-point stream of a transport.
+//
+//   sender    header | payload, one message after the other per peer
+//   receiver  reads the header, finds the first posted receive with that tag, and lets the payload
+//             flow into its buffer; when none has the tag the message is set aside in memory.
+//
+// The stream is read only while a receive from that peer is posted, so what nobody asked for waits at the
+// sender. Messages of one pair and tag keep their order. A receive whose count or dtype differs from the
+// message fails with MismatchError on the receiving rank; the message is dropped and the next one is
+// intact.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/buffer.h"
+#include "exec/task.h"
+#include "transport/transport.h"
+
+namespace pycomm {
+
+class PointToPointTask final : public Task {
+  public:
+    PointToPointTask(OpKind kind, const Buffer& buffer, int rank, int peer, int tag,
+                     uint64_t number, const Deadline& deadline);
+
+    bool progress() override { return false; }  // PointToPoint moves it
+    bool complete() const override { return finished(); }
+    std::vector<int> waiting_on() const override { return {peer_}; }
+    std::string describe() const override;
+    std::string timeout_hint() const override;
+    bool is_collective() const override { return false; }
+
+  private:
+    friend class PointToPoint;
+    OpKind kind_;  // send or recv
+    Buffer buffer_;
+    int rank_;
+    int peer_;
+    int tag_;
+    uint64_t number_;
+    size_t header_done_ = 0;  // bytes, of a send
+    size_t bytes_done_ = 0;
+};
+
+class PointToPoint {
+  public:
+    explicit PointToPoint(Transport& transport);
+
+    void post(std::shared_ptr<PointToPointTask> task);
+    // Moves all posted operations a little; finished ones are appended to `finished`, with their
+    // error or null set by the caller from `error` of the pair.
+    struct Outcome {
+        std::shared_ptr<Task> task;
+        std::exception_ptr error;
+    };
+    bool progress(std::vector<Outcome>& finished);
+    // The operations that are not finished.
+    std::vector<std::shared_ptr<Task>> open_tasks() const;
+    void drop_all();
+
+  private:
+    struct Header {
+        int64_t count;
+        uint64_t bytes;
+        int32_t tag;
+        uint8_t dtype;
+        uint8_t spare[11];
+    };
+    static_assert(sizeof(Header) == 32);
+
+    // A message that arrived, or is arriving, without a receive for its tag.
+    struct Message {
+        Header header;
+        std::unique_ptr<std::byte[]> data;
+        bool arrived = false;
+        std::shared_ptr<PointToPointTask> claimed_by;
+    };
+
+    struct Peer {
+        std::deque<std::shared_ptr<PointToPointTask>> sends;
+        std::deque<std::shared_ptr<PointToPointTask>> receives;
+        std::deque<std::unique_ptr<Message>> set_aside;
+        // The message being read.
+        Header header{};
+        size_t header_done = 0;
+        size_t payload_done = 0;
+        std::shared_ptr<PointToPointTask> target;  // receives the payload, or
+        Message* aside = nullptr;                  // it is set aside, or it is dropped
+        bool idle() const {
+            return sends.empty() && receives.empty() && !target && aside == nullptr &&
+                   header_done == 0;
+        }
+    };
+
+    bool progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished);
+    bool progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished);
+    bool read_header(int rank, Peer& peer);
+    bool read_payload(int rank, Peer& peer);
+    void match(int rank, Peer& peer, std::vector<Outcome>& finished);
+    void message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished);
+    void take_aside(int rank, Peer& peer, std::vector<Outcome>& finished);
+    std::exception_ptr compare(const Header& header, const PointToPointTask& receive) const;
+    void post_to_self(std::shared_ptr<PointToPointTask> task);
+
+    Transport& transport_;
+    std::vector<Peer> peers_;
+    std::vector<int> active_;  // peers that are not idle
+};
+
+}  // namespace pycomm
