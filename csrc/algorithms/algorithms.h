@@ -37,14 +37,16 @@ struct Problem {
     // all_reduce, broadcast, reduce: the count of the buffer.
     int64_t count = 0;
     // reduce_scatter, all_gather, gather, scatter: the count of each rank's slice, size entries.
-    // The long buffer (input of reduce_scatter and of scatter at the root, output of all_gather and of
-    // gather at the root) holds the slices one after the other in rank order.
+    // The long buffer (input of reduce_scatter and of scatter at the root, output of all_gather and
+    // of gather at the root) holds the slices one after the other in rank order.
     std::vector<int64_t> counts;
     // all_to_all: how many elements go to and come from each rank; slices lie in rank order.
     std::vector<int64_t> send_counts;
     std::vector<int64_t> recv_counts;
-    // Input and output are the same memory (all_reduce, reduce, broadcast). For all_gather: the input is
-    // this rank's slice of the output; for reduce_scatter: the output is this rank's slice of the input.
+    // Input and output are the same memory (all_reduce, reduce, broadcast). For all_gather: the
+    // input is this rank's slice of the output; for reduce_scatter: the output is this rank's slice
+    // of the input. gather and scatter: the same at the root, nothing on other ranks. Not possible
+    // for all_to_all.
     bool in_place = false;
 };
 
@@ -57,10 +59,11 @@ struct Problem {
 //   gather          input[counts[rank]] -> output[sum(counts)] at root
 //   scatter         input[sum(counts)] at root -> output[counts[rank]]
 //   all_to_all      input[sum(send_counts)] -> output[sum(recv_counts)]
-//   barrier         no buffers; messages of zero elements are not sent by executors, so a barrier sends
+//   barrier         no buffers; messages of zero elements are not sent by executors, so a barrier
+//   sends
 //                   one scratch element (of any value) per message
-// When in_place is set, input and output denote the same memory and a schedule must not read an input
-// element after it was overwritten through output.
+// When in_place is set, input and output denote the same memory and a schedule must not read an
+// input element after it was overwritten through output.
 
 // Builds the schedule of `problem` with `algorithm` (not automatic, not direct).
 // Throws ArgumentError when the algorithm does not exist for that kind.
@@ -74,7 +77,8 @@ std::vector<Algorithm> algorithms_for(OpKind kind);
 // Must give the same answer on every rank: depends only on what all ranks know alike.
 Algorithm select_algorithm(const Problem& problem, const std::string& forced);
 
-// Throws ArgumentError that lists the known operations and algorithms when `forced` cannot be parsed.
+// Throws ArgumentError that lists the known operations and algorithms when `forced` cannot be
+// parsed.
 void check_forced(const std::string& forced);
 
 }  // namespace pycomm

@@ -29,9 +29,10 @@ struct Block {
 };
 
 enum class StepKind : uint8_t {
-    send,             // src -> peer
-    recv,             // peer -> dst
-    recv_reduce,      // dst = src op (data of peer); dst may be the same block as src
+    send,         // src -> peer
+    recv,         // peer -> dst
+    recv_reduce,  // dst = src op (data of peer), or (data of peer) op src when peer_first; dst may
+                  // be the same block as src
     recv_reduce_all,  // dst = tree over all ranks in rank order: the own part is src, the parts of
                       // all other ranks arrive one message each; dst may be the same block as src
     copy,             // src -> dst on this rank; runs before the round's other steps start
@@ -42,6 +43,9 @@ struct Step {
     int peer = -1;
     Block src;
     Block dst;
+    // recv_reduce: the peer's data is the left operand. Two ranks that exchange partial results and
+    // each combine them then compute the same expression, which matters to the bits of a NaN.
+    bool peer_first = false;
 };
 
 struct Round {
@@ -55,14 +59,16 @@ struct Lane {
 struct Schedule {
     std::vector<Lane> lanes;
     int64_t scratch_count = 0;
-    // True when every reduction in it is a recv_reduce_all, that is, each result element is computed
-    // once from all contributions. Then the executor rounds once and divides (avg) in that step;
-    // otherwise 16-bit floats are widened before and avg divides after the schedule.
+    // True when every reduction in it is a recv_reduce_all, that is, each result element is
+    // computed once from all contributions. Then the executor rounds once and divides (avg) in that
+    // step; otherwise 16-bit floats are widened before and avg divides after the schedule.
     bool reduces_at_once = false;
 };
 
 // One line a step: "lane 0 round 2: recv_reduce from 1 output[0:512] -> output[0:512]".
 std::string to_string(const Schedule& schedule);
+// The part of such a line after the colon.
+std::string to_string(const Step& step);
 
 // Splits `count` elements into `parts` slices as numpy.array_split does: the first count % parts
 // slices have one element more. Returns the offset of slice `index`; index == parts gives count.
