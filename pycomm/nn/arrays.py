@@ -13,7 +13,7 @@ Array = NDArray[Any]
 """A NumPy array, or an array of another module with NumPy's interface (see `array_module`)."""
 
 RandomSource = np.random.Generator | int | None
-"""A generator (shared, so that layers draw one after the other), a seed, or None for a random one."""
+"""A generator (shared, so that layers draw one after the other), a seed, or None (random)."""
 
 
 def array_module(array: object) -> Any:
