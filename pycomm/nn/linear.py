@@ -95,7 +95,7 @@ class Embedding(Module):
             )
         return self.weight.data[x], x
 
-    def backward(self, context: Array, grad: Array) -> None:
+    def backward(self, context: Array, grad: Array) -> Any:
         """Accumulate the table's gradient; integers have none."""
         xp = array_module(grad)
         table = xp.zeros_like(self.weight.data)
