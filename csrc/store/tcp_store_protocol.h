@@ -12,8 +12,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
+
+#include "store/little_endian.h"
 
 namespace pycomm::store_protocol {
 
@@ -32,15 +33,5 @@ inline constexpr size_t max_value = 64 << 20;
 enum Verdict : uint32_t { welcome = 0, wrong_version = 1, wrong_token = 2 };
 enum Operation : uint8_t { op_set = 1, op_get = 2, op_contains = 3 };
 enum Status : uint8_t { ok = 0, absent = 1, refused = 2 };  // refused: the value is the reason
-
-inline void put_u32(std::string& out, uint32_t value) {
-    for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>(value >> shift & 255);
-}
-
-inline uint32_t get_u32(const char* bytes) {
-    uint32_t value = 0;
-    for (int i = 3; i >= 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[i]);
-    return value;
-}
 
 }  // namespace pycomm::store_protocol

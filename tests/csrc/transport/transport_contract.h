@@ -1,0 +1,511 @@
+// The contract of transport.h as one suite of tests. A transport's test file defines
+// contract_kind() and includes this header:
+//
+//   #include "transport/transport_contract.h"
+//   #include "transport/tcp/tcp_transport.h"
+//
+//   pycomm::contract::Kind pycomm::contract::contract_kind() {
+//       return {[](Bootstrap& bootstrap) { return make_tcp_transport(bootstrap, {}); }};
+//   }
+#pragma once
+
+#include <atomic>
+
+#include "transport/contract_ranks.h"
+
+namespace pycomm::contract {
+
+Kind contract_kind();
+
+inline constexpr Stream both_streams[] = {Stream::collective, Stream::point_to_point};
+
+// Every rank sends messages of all `sizes` to every other, on both streams, at once.
+inline void all_pairs(Transport& transport, const std::vector<size_t>& sizes) {
+    Traffic traffic(transport);
+    for (int peer = 0; peer < transport.size(); ++peer) {
+        if (peer == transport.rank()) continue;
+        for (const Stream stream : both_streams) {
+            for (size_t i = 0; i < sizes.size(); ++i) {
+                traffic.send(peer, stream, static_cast<int>(i), sizes[i]);
+                traffic.recv(peer, stream, static_cast<int>(i), sizes[i]);
+            }
+        }
+    }
+    traffic.run();
+}
+
+// A message of one byte there and back: both ranks have come here.
+inline void meet(Transport& transport, int peer, int message) {
+    Traffic traffic(transport);
+    traffic.send(peer, Stream::collective, message, 1);
+    traffic.recv(peer, Stream::collective, message, 1);
+    traffic.run();
+}
+
+inline bool aligned(const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+
+// Receives one message in place, in multiples of 16 bytes, and checks place and content of each
+// view.
+inline void recv_in_place(Transport& transport, int peer, int message, size_t bytes) {
+    Channel& channel = transport.channel(peer, Stream::collective);
+    const uint64_t seed = seed_of(peer, transport.rank(), Stream::collective, message);
+    for (size_t done = 0; done < bytes;) {
+        const size_t left = bytes - done;
+        std::span<const std::byte> view;
+        wait_until(transport, "a view of at least min_view bytes", [&] {
+            view = channel.peek(left);
+            return view.size() >= std::min(left, Channel::min_view);
+        });
+        expect(view.size() <= left, "the view reaches into the next message");
+        expect(aligned(view.data()), "byte ", done, " of message ", message, " is not aligned");
+        for (size_t i = 0; i < view.size(); ++i) {
+            expect(view[i] == pattern(seed, done + i), "byte ", done + i, " of message ", message,
+                   " is wrong");
+        }
+        // Half of what is there, to leave a rest that the next view has to show again.
+        size_t part = view.size() == left && left < 64 ? left : view.size() / 2 / 16 * 16;
+        if (part == 0) part = view.size() == left ? left : 16;
+        channel.consume(part, part == left);
+        done += part;
+    }
+}
+
+// Fills a channel until it takes nothing for a while; returns the number of bytes it took.
+inline size_t fill_channel(Channel& channel, uint64_t seed, size_t limit) {
+    const Bytes data = make_data(seed, limit + 65536);
+    size_t taken = 0;
+    for (int refusals = 0; refusals < 50 && taken <= limit;) {
+        const size_t now = channel.try_send(data.data() + taken, 65536, false);
+        taken += now;
+        refusals = now > 0 ? 0 : refusals + 1;
+        if (now == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return taken;
+}
+
+// Receives and checks what fill_channel sent.
+inline void drain_channel(Transport& transport, int peer, Stream stream, uint64_t seed,
+                          size_t bytes) {
+    Channel& channel = transport.channel(peer, stream);
+    Bytes data(bytes, std::byte{0xA5});
+    size_t done = 0;
+    wait_until(transport, "the rest of a full channel", [&] {
+        done += channel.try_recv(data.data() + done, bytes - done, false);
+        return done == bytes;
+    });
+    for (size_t i = 0; i < bytes; ++i) {
+        expect(data[i] == pattern(seed, i), "byte ", i, " of ", bytes, " is wrong");
+    }
+}
+
+inline Fault sample_fault() {
+    return {ErrorCode::timeout,
+            1,
+            {0, 2},
+            "all_reduce number 7: rank 1 is late. " + std::string(900, 'x')};
+}
+
+inline void expect_sample_fault(Transport& transport) {
+    wait_until(transport, "the fault", [&] { return transport.fault() != nullptr; });
+    const Fault wanted = sample_fault();
+    const Fault& seen = *transport.fault();
+    expect(seen.text == wanted.text, "text: ", seen.text);
+    expect(seen.ranks == wanted.ranks, "ranks: ", join_ranks(seen.ranks));
+    expect(seen.code == wanted.code, "code ", error_name(seen.code));
+    expect(seen.reporter == wanted.reporter, "reporter ", seen.reporter);
+}
+
+inline void wait_for_end_of(Transport& transport, int peer) {
+    const Deadline deadline = Deadline::after(5);
+    while (transport.alive(peer)) {
+        transport.prepare_wait();
+        transport.wait(std::chrono::milliseconds(20));
+        expect(!deadline.expired(), "the end of rank ", peer, " was not noticed within 5 s");
+    }
+}
+
+// A rank that has nothing to do must sleep.
+inline void expect_quiet(Transport& transport) {
+    int returns = 0;
+    const Deadline deadline = Deadline::after(0.5);
+    while (!deadline.expired()) {
+        transport.prepare_wait();
+        transport.wait(std::chrono::milliseconds(100));
+        ++returns;
+    }
+    expect(returns <= 40, "wait returned ", returns, " times in half a second without a reason");
+}
+
+TEST_CASE("contract: rank, size, name, channels") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        expect(transport.size() == 3, "size ", transport.size());
+        expect(std::strlen(transport.name()) > 0, "no name");
+        expect(transport.fault() == nullptr, "a new transport has a fault");
+        const int next = (transport.rank() + 1) % 3;
+        expect(transport.alive(next), "a living peer is said to have ended");
+        expect(&transport.channel(next, Stream::collective) !=
+                   &transport.channel(next, Stream::point_to_point),
+               "streams share a channel");
+        all_pairs(transport, {8});
+    });
+}
+
+TEST_CASE("contract: a group of one") {
+    run_everywhere(contract_kind(), 1, [](Transport& transport) {
+        transport.prepare_wait();
+        transport.wait(std::chrono::milliseconds(5));
+        transport.wake();
+        transport.post_fault({ErrorCode::aborted, 0, {}, "over"});
+        expect(transport.fault() != nullptr && transport.fault()->text == "over", "no fault");
+    });
+}
+
+TEST_CASE("contract: order and content of messages of many sizes, all pairs at once") {
+    const std::vector<size_t> sizes = {1, 15, 16, 17, 4095, 65537, (3 << 20) + 5, 2, 1023, 64, 16};
+    run_everywhere(contract_kind(), 3, [&](Transport& transport) { all_pairs(transport, sizes); });
+}
+
+TEST_CASE("contract: eight ranks, all pairs at once") {
+    const std::vector<size_t> sizes = {33, 100000, 7};
+    CHECK(run_threads(contract_kind(), 8,
+                      [&](Transport& transport) { all_pairs(transport, sizes); }) == Errors(8));
+}
+
+TEST_CASE("contract: 8 MiB in both directions at once") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        Traffic traffic(transport);
+        traffic.send(1 - transport.rank(), Stream::collective, 0, 8 << 20);
+        traffic.recv(1 - transport.rank(), Stream::collective, 0, 8 << 20);
+        traffic.run();
+    });
+}
+
+TEST_CASE("contract: messages in pieces of random size") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        const int peer = 1 - transport.rank();
+        std::mt19937 sizes(5);  // the same on both ranks
+        Traffic traffic(transport, true);
+        for (int message = 0; message < 200; ++message) {
+            for (const Stream stream : both_streams) {
+                const size_t bytes = 1 + sizes() % (message % 20 == 0 ? 100000 : 300);
+                traffic.send(peer, stream, message, bytes);
+                traffic.recv(peer, stream, message, bytes);
+            }
+        }
+        traffic.run();
+    });
+}
+
+TEST_CASE("contract: views are aligned, long enough and end with the message") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        std::vector<size_t> sizes = {1,    15,   16,    17, 31,     33,  100,
+                                     1000, 4095, 65537, 5,  400001, 1024};
+        for (size_t i = 0; i < 300; ++i) sizes.push_back(1 + i * 7919 % 3000);
+        if (transport.rank() == 0) {
+            Traffic traffic(transport);
+            for (size_t i = 0; i < sizes.size(); ++i) {
+                traffic.send(1, Stream::collective, static_cast<int>(i), sizes[i]);
+            }
+            traffic.run();
+        } else {
+            for (size_t i = 0; i < sizes.size(); ++i) {
+                recv_in_place(transport, 0, static_cast<int>(i), sizes[i]);
+            }
+        }
+    });
+}
+
+TEST_CASE("contract: peek repeats itself, consume takes part") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        if (transport.rank() == 0) {
+            Traffic traffic(transport);
+            traffic.send(1, Stream::collective, 0, 100);
+            traffic.send(1, Stream::collective, 1, 3);
+            traffic.run();
+            meet(transport, 1, 2);
+            return;
+        }
+        Channel& channel = transport.channel(0, Stream::collective);
+        expect(transport.channel(0, Stream::point_to_point).peek(1).empty(), "data from nowhere");
+        const uint64_t seed = seed_of(0, 1, Stream::collective, 0);
+        size_t done = 0;
+        for (const size_t part : {size_t{16}, size_t{1}, size_t{30}, size_t{53}}) {
+            std::span<const std::byte> view;
+            wait_until(transport, "bytes", [&] {
+                view = channel.peek(part);
+                return view.size() >= std::min(part, Channel::min_view);
+            });
+            expect(channel.peek(1).front() == view.front(), "the second view differs");
+            const size_t taken = channel.peek(part).size();
+            expect(taken <= part, "the view is longer than asked for");
+            expect(channel.peek(part).front() == pattern(seed, done), "byte ", done, " is wrong");
+            channel.consume(taken, false);
+            done += taken;
+        }
+        Bytes rest(100 - done);
+        size_t received = 0;
+        wait_until(transport, "the rest", [&] {
+            received += channel.try_recv(rest.data() + received, rest.size() - received, true);
+            return received == rest.size();
+        });
+        for (size_t i = 0; i < rest.size(); ++i) {
+            expect(rest[i] == pattern(seed, done + i), "byte ", done + i, " is wrong");
+        }
+        Traffic traffic(transport);
+        traffic.recv(0, Stream::collective, 1, 3);
+        traffic.run();
+        meet(transport, 0, 2);
+    });
+}
+
+TEST_CASE("contract: a full channel refuses, is bounded and does not stop the other stream") {
+    const Kind kind = contract_kind();
+    const Stream full = Stream::point_to_point;
+    run_everywhere(kind, 2, [&](Transport& transport) {
+        const int peer = 1 - transport.rank();
+        uint64_t taken = 0;
+        if (transport.rank() == 0) {
+            taken = fill_channel(transport.channel(1, full), 99, kind.max_in_flight);
+            expect(taken > 0, "an empty channel took nothing");
+            expect(taken <= kind.max_in_flight, "the channel took ", taken, " bytes unread");
+        }
+        meet(transport, peer, 0);
+        {
+            Traffic traffic(transport);
+            traffic.send(peer, Stream::collective, 1, 300000);
+            traffic.recv(peer, Stream::collective, 1, 300000);
+            traffic.run();
+        }
+        // Rank 1 has to know how much to expect.
+        Channel& numbers = transport.channel(peer, Stream::collective);
+        size_t done = 0;
+        auto* bytes = reinterpret_cast<std::byte*>(&taken);
+        wait_until(transport, "the number", [&] {
+            done += transport.rank() == 0 ? numbers.try_send(bytes + done, 8 - done, true)
+                                          : numbers.try_recv(bytes + done, 8 - done, true);
+            return done == 8;
+        });
+        if (transport.rank() == 1) drain_channel(transport, 0, full, 99, taken);
+        meet(transport, peer, 2);
+    });
+}
+
+TEST_CASE("contract: a sender that waits for room is woken") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        Traffic traffic(transport);
+        if (transport.rank() == 0) {
+            traffic.send(1, Stream::collective, 0, 20 << 20);
+        } else {
+            std::this_thread::sleep_for(std::chrono::milliseconds(200));
+            traffic.recv(0, Stream::collective, 0, 20 << 20);
+        }
+        traffic.run();
+    });
+}
+
+TEST_CASE("contract: no wake-up is lost in thousands of short waits") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        const int next = (transport.rank() + 1) % 3;
+        const int previous = (transport.rank() + 2) % 3;
+        for (int message = 0; message < 1500; ++message) {
+            const Stream stream = both_streams[message % 2];
+            Traffic traffic(transport);
+            traffic.send(next, stream, message, 1 + static_cast<size_t>(message) % 40);
+            traffic.recv(previous, stream, message, 1 + static_cast<size_t>(message) % 40);
+            traffic.run();
+        }
+    });
+}
+
+TEST_CASE("contract: wake() from another thread ends a wait, also one that is about to begin") {
+    CHECK(run_threads(contract_kind(), 2, [](Transport& transport) {
+              std::atomic<int> wanted{0};
+              std::atomic<int> seen{0};
+              std::thread other([&] {
+                  for (int i = 1; i <= 1000; ++i) {
+                      wanted.store(i);
+                      transport.wake();
+                      while (seen.load() != i && seen.load() >= 0) std::this_thread::yield();
+                  }
+              });
+              std::string error;
+              while (seen.load() < 1000 && error.empty()) {
+                  transport.prepare_wait();
+                  if (wanted.load() == seen.load()) {
+                      const auto start = Deadline::Clock::now();
+                      transport.wait(std::chrono::seconds(3));
+                      if (Deadline::Clock::now() - start >= std::chrono::seconds(3)) {
+                          error = "a wake-up was lost";
+                      }
+                  } else {
+                      transport.cancel_wait();
+                  }
+                  seen.store(error.empty() ? wanted.load() : -1);
+              }
+              other.join();
+              expect(error.empty(), error);
+              meet(transport, 1 - transport.rank(), 0);
+          }) == Errors(2));
+}
+
+TEST_CASE("contract: an idle rank sleeps, with unread messages of others too") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        if (transport.rank() == 0) {
+            Traffic traffic(transport);
+            traffic.send(1, Stream::point_to_point, 0, 1000);
+            traffic.run();
+        }
+        meet(transport, 1 - transport.rank(), 0);
+        expect_quiet(transport);
+        meet(transport, 1 - transport.rank(), 1);
+    });
+}
+
+TEST_CASE("contract: a fault reaches sleeping ranks, the first one stays") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        all_pairs(transport, {10});
+        if (transport.rank() == 1) transport.post_fault(sample_fault());
+        expect_sample_fault(transport);
+        transport.post_fault({ErrorCode::mismatch, transport.rank(), {1}, "a later fault"});
+        expect_sample_fault(transport);
+        // A rank that leaves early must not take the fault with it.
+        std::this_thread::sleep_for(std::chrono::milliseconds(transport.rank() * 50));
+        expect_sample_fault(transport);
+    });
+}
+
+TEST_CASE("contract: a fault is found without sleeping and posted from another thread") {
+    CHECK(run_threads(contract_kind(), 3, [](Transport& transport) {
+              all_pairs(transport, {10});
+              std::thread poster;
+              if (transport.rank() == 1) {
+                  poster = std::thread([&] { transport.post_fault(sample_fault()); });
+              }
+              const Deadline deadline = Deadline::after(patience);
+              while (transport.fault() == nullptr && !deadline.expired()) std::this_thread::yield();
+              if (poster.joinable()) poster.join();
+              expect_sample_fault(transport);
+          }) == Errors(3));
+}
+
+TEST_CASE("contract: a fault reaches the living when others have ended") {
+    const Kind kind = contract_kind();
+    if (!kind.processes) return;
+    const Errors errors = run_processes(kind, 4, [](Transport& transport) {
+        all_pairs(transport, {10});
+        if (transport.rank() == 3) ::raise(SIGKILL);
+        if (transport.rank() == 1) {
+            wait_for_end_of(transport, 3);
+            transport.post_fault(sample_fault());
+        }
+        expect_sample_fault(transport);
+    });
+    CHECK(errors == Errors{"", "", "", "signal 9"});
+}
+
+TEST_CASE("contract: the board shows this and the previous envelope") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        Board* board = transport.board();
+        if (board == nullptr) return;
+        for (uint64_t sequence = 1; sequence <= 300; ++sequence) {
+            Envelope mine;
+            mine.sequence = sequence;
+            mine.count = static_cast<int64_t>(sequence) * 10 + transport.rank();
+            mine.root = transport.rank();
+            mine.kind = static_cast<uint8_t>(sequence % 7);
+            board->post(mine);
+            for (int peer = 0; peer < transport.size(); ++peer) {
+                if (peer == transport.rank()) continue;
+                std::optional<Envelope> theirs;
+                wait_until(transport, "an envelope", [&] {
+                    theirs = board->read(peer, sequence);
+                    return theirs.has_value();
+                });
+                expect(theirs->sequence == sequence && theirs->root == peer &&
+                           theirs->count == static_cast<int64_t>(sequence) * 10 + peer &&
+                           theirs->kind == sequence % 7,
+                       "rank ", peer, " posted something else for ", sequence);
+                expect(!board->read(peer, sequence + 2), "an envelope from the future");
+            }
+            for (int peer = 0; peer < transport.size(); ++peer) {
+                if (peer == transport.rank()) continue;
+                expect(board->read(peer, sequence).has_value(), "an envelope vanished too early");
+            }
+        }
+        all_pairs(transport, {1});
+    });
+}
+
+TEST_CASE("contract: what an ended rank sent can be read after its end") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        if (transport.rank() == 1) {
+            Traffic traffic(transport);
+            for (int message = 0; message < 3; ++message) {
+                traffic.send(0, Stream::collective, message, 4001);
+                traffic.send(0, Stream::point_to_point, message, 333);
+            }
+            traffic.run();
+            return;
+        }
+        if (transport.rank() == 0) {
+            // Unread by rank 1 when it ends.
+            Traffic unread(transport);
+            unread.send(1, Stream::collective, 0, 5000);
+            unread.run();
+            wait_for_end_of(transport, 1);
+            expect(transport.alive(2), "a living rank is said to have ended");
+            Traffic traffic(transport);
+            for (int message = 0; message < 3; ++message) {
+                traffic.recv(1, Stream::collective, message, 4001);
+                traffic.recv(1, Stream::point_to_point, message, 333);
+            }
+            traffic.run();
+            expect_quiet(transport);
+        }
+        meet(transport, 2 - transport.rank(), 0);
+    });
+}
+
+TEST_CASE("contract: a killed rank is noticed, and what it sent can be read") {
+    const Kind kind = contract_kind();
+    if (!kind.processes) return;
+    const Errors errors = run_processes(kind, 3, [](Transport& transport) {
+        all_pairs(transport, {10});
+        if (transport.rank() == 1) {
+            Traffic traffic(transport);
+            traffic.send(0, Stream::collective, 1, 4001);
+            traffic.run();
+            ::raise(SIGKILL);
+        }
+        wait_for_end_of(transport, 1);
+        expect_quiet(transport);
+        if (transport.rank() == 0) {
+            Traffic traffic(transport);
+            traffic.recv(1, Stream::collective, 1, 4001);
+            traffic.run();
+        }
+        // Sending to it takes or refuses the bytes, but neither throws nor kills.
+        Bytes data(100000);
+        transport.channel(1, Stream::collective).try_send(data.data(), data.size(), true);
+        transport.channel(1, Stream::collective).try_send(data.data(), data.size(), true);
+        meet(transport, 2 - transport.rank(), 2);
+    });
+    CHECK(errors == Errors{"", "signal 9", ""});
+}
+
+TEST_CASE("contract: destruction with unread data, and while peers sleep") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        const Bytes data(100000);
+        for (int peer = 0; peer < transport.size(); ++peer) {
+            if (peer == transport.rank()) continue;
+            for (const Stream stream : both_streams) {
+                transport.channel(peer, stream).try_send(data.data(), data.size(), true);
+            }
+        }
+        if (transport.rank() != 0) wait_for_end_of(transport, 0);
+    });
+}
+
+}  // namespace pycomm::contract
