@@ -1,0 +1,306 @@
+# The command line of the benchmark tool. Errors are printed once, by rank 0.
+"""Command line of ``python -m pycomm.bench``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from pycomm.bench.data import DTYPE_ALIASES, DTYPES, REDUCE_OPS
+from pycomm.bench.operations import IN_PLACE, OPERATIONS, OUT_OF_PLACE, PLACES, Operation
+from pycomm.bench.peers import PEERS, Peer, PeerUnavailable
+from pycomm.bench.report import Table, write_json
+from pycomm.bench.results import Report, Row
+from pycomm.bench.runner import BenchOptions, memory_needed, problem, run_benchmark
+from pycomm.bench.sizes import format_size, parse_size, size_series
+from pycomm.bench.timing import (
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
+    TARGET_S,
+    WARMUP_CALLS,
+    WARMUP_LIMIT_S,
+    Effort,
+)
+
+if TYPE_CHECKING:
+    from pycomm.communicator import Communicator
+
+_TIMEOUT_S = 120.0
+_LAST_SIZE = 64 << 20
+_DESCRIPTION = """\
+Measures operations on the ranks of this job. Start it with mpirun, or with python -m pycomm.run.
+"""
+_EPILOG = f"""\
+Sizes are bytes; K, M, G stand for powers of 1024. The size of an operation is that of its larger
+buffer: for all_gather, reduce_scatter, gather, scatter and all_to_all the total over all ranks. It
+is rounded up to the same whole number of elements for each rank. sendrecv is a ping-pong between
+ranks 0 and 1, with more ranks between all pairs in turn; its time is half of a round trip.
+
+time is the average over ranks (sendrecv: pairs) of the time of a call; min and max are over ranks.
+algbw = size / time. busbw = algbw times 2(n-1)/n for all_reduce, (n-1)/n for operations that split
+the buffer, 1 for the others. Without -n as many calls are timed as take about {TARGET_S:g} s, at
+least {MIN_ITERATIONS} and at most {MAX_ITERATIONS}. Without -w there are about {WARMUP_CALLS}
+untimed calls before, fewer if they take over {WARMUP_LIMIT_S:g} s. With --compare, pycomm and the
+other libraries take turns within each size. The check, on by default, is one more call on fresh
+data, and compares every bit.
+
+Exit code: 0; 1 when a result was wrong; 2 for wrong arguments.
+"""
+
+
+class _UsageError(Exception):
+    """Wrong arguments; the message says which."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing: every rank parses the same words, but only one may print."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
+
+
+def _reader(function: Callable[[str], int]) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            return function(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return value
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m pycomm.bench",
+        usage="python -m pycomm.bench OP [options]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    size, count = _reader(parse_size), _reader(_count)
+    add = parser.add_argument
+    add("operation", nargs="?", metavar="OP", help=f"{', '.join(OPERATIONS)}, or all")
+    add("-b", "--min-bytes", type=size, default=4, metavar="SIZE", help="first size (4)")
+    add("-e", "--max-bytes", type=size, metavar="SIZE", help="last size (64M)")
+    add("-f", "--factor", type=count, metavar="F", help="multiply the size by F each time (4)")
+    add("-i", "--step", type=size, metavar="SIZE", help="add this to the size each time instead")
+    add("-n", "--iterations", type=count, metavar="N", help="timed calls per size")
+    add("-w", "--warmup", type=count, metavar="N", help="untimed calls per size")
+    add("-d", "--dtype", default="float32", help="element type (float32)")
+    add("-o", "--op", default="sum", choices=REDUCE_OPS, help="reduction (sum)")
+    add("-r", "--root", type=count, default=0, help="root (0)")
+    places = parser.add_mutually_exclusive_group()
+    place = places.add_argument
+    place("--in-place", dest="places", action="store_const", const=(IN_PLACE,), help="only this")
+    outside = (OUT_OF_PLACE,)
+    place("--out-of-place", dest="places", action="store_const", const=outside, help="only this")
+    add("--symmetric", action="store_true", help="use symmetric memory for the buffers")
+    add("--check", action=argparse.BooleanOptionalAction, default=True, help="check results (yes)")
+    add(
+        "--compare",
+        nargs="?",
+        const="mpi4py",
+        metavar="LIBRARIES",
+        help=f"measure other libraries too: {', '.join(PEERS)} (default: mpi4py)",
+    )
+    add("--json", metavar="FILE", help="write all results to FILE")
+    add("--timeout", type=_seconds, default=_TIMEOUT_S, metavar="S", help="limit of a call (120)")
+    add("-h", "--help", action="store_true", help="show this and leave")
+    return parser
+
+
+def _operations(name: str | None, options: BenchOptions, ranks: int) -> list[Operation]:
+    """Returns what to run: one operation, which must be possible, or all that are."""
+    if name is None:
+        raise _UsageError("expected an operation: " + ", ".join([*OPERATIONS, "all"]))
+    if name == "all":
+        found = [record for record in OPERATIONS.values() if not problem(record, options, ranks)]
+        if not found:
+            raise _UsageError("no operation can run with these options")
+        return found
+    if name not in OPERATIONS:
+        known = ", ".join([*OPERATIONS, "all"])
+        raise _UsageError(f"unknown operation {name!r}; there are {known}")
+    obstacle = problem(OPERATIONS[name], options, ranks)
+    if obstacle is not None:
+        raise _UsageError(obstacle)
+    return [OPERATIONS[name]]
+
+
+def _make_options(parsed: argparse.Namespace) -> BenchOptions:
+    dtype = DTYPE_ALIASES.get(parsed.dtype, parsed.dtype)
+    if dtype not in DTYPES:
+        raise _UsageError(f"unknown dtype {parsed.dtype!r}; there are {', '.join(DTYPES)}")
+    if parsed.iterations == 0:
+        raise _UsageError("-n must be at least 1")
+    last = max(parsed.min_bytes, _LAST_SIZE) if parsed.max_bytes is None else parsed.max_bytes
+    factor = 4 if parsed.factor is None and parsed.step is None else parsed.factor
+    try:
+        sizes = size_series(parsed.min_bytes, last, factor, parsed.step)
+    except ValueError as error:
+        raise _UsageError(str(error)) from error
+    return BenchOptions(
+        sizes=sizes,
+        dtype=dtype,
+        op=parsed.op,
+        root=parsed.root,
+        places=parsed.places or PLACES,
+        check=parsed.check,
+        effort=Effort(parsed.iterations, parsed.warmup),
+        symmetric=parsed.symmetric,
+    )
+
+
+def _make_peers(names: str | None, comm: Communicator) -> list[Peer]:
+    peers = []
+    for name in names.split(",") if names else []:
+        if name not in PEERS:
+            known = ", ".join(PEERS)
+            raise _UsageError(f"unknown library {name!r} to compare with; there are {known}")
+        try:
+            peers.append(PEERS[name](comm))
+        except PeerUnavailable as error:
+            raise _UsageError(f"--compare {name}: {error}") from error
+    return peers
+
+
+def _check_machine(
+    operations: Sequence[Operation], options: BenchOptions, comm: Communicator, path: str | None
+) -> None:
+    """Refuses, before any measurement, what would fail after it. Only rank 0 looks."""
+    needed = max(memory_needed(operation, options, comm.size) for operation in operations)
+    needed *= comm.local_size
+    available = _available_memory()
+    if available is not None and needed > available:
+        raise _UsageError(
+            f"the buffers of the {comm.local_size} ranks of this node need {format_size(needed)} "
+            f"bytes, {format_size(available)} are available: choose a smaller -e"
+        )
+    if path is not None:
+        try:
+            with open(path, "a", encoding="utf-8"):
+                pass
+        except OSError as error:
+            raise _UsageError(f"--json: {error}") from error
+
+
+def _available_memory() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def _prepare(
+    parsed: argparse.Namespace, comm: Communicator
+) -> tuple[list[Operation], BenchOptions]:
+    """Turns the words into what to run.
+
+    Raises:
+        _UsageError: They are wrong, or this machine cannot do it.
+    """
+    options = _make_options(parsed)
+    operations = _operations(parsed.operation, options, comm.size)
+    options = replace(options, peers=_make_peers(parsed.compare, comm))
+    if comm.rank == 0:
+        _check_machine(operations, options, comm, parsed.json)
+    return operations, options
+
+
+def _refuse(comm: Communicator, parser: _Parser, error: _UsageError | None) -> bool:
+    """Prints the error of the lowest rank that has one; False when no rank has one."""
+    flags = np.asarray(comm.all_gather(np.array([error is not None], np.uint8)))
+    if not flags.any():
+        return False
+    if comm.rank == int(flags.argmax()):
+        print(f"{parser.format_usage()}pycomm.bench: error: {error}", file=sys.stderr, flush=True)
+    # A rank that left before could make its launcher end the others, the printing one included.
+    comm.barrier()
+    return True
+
+
+def _print(comm: Communicator, lines: Sequence[str]) -> None:
+    if comm.rank == 0:
+        print("\n".join(lines), flush=True)
+
+
+def _run(
+    comm: Communicator, operations: Sequence[Operation], options: BenchOptions
+) -> list[Report]:
+    table = Table([peer.name for peer in options.peers])
+    reports: list[Report] = []
+
+    def show(report: Report, row: Row) -> None:
+        _print(comm, [table.line(report, row)])
+
+    for operation in operations:
+        _print(comm, table.header(operation.name, comm))
+        reports.append(run_benchmark(comm, operation.name, options, show))
+        _print(comm, table.footer(reports[-1]))
+    return reports
+
+
+def main(arguments: Sequence[str] | None = None, comm: Communicator | None = None) -> int:
+    """Runs the benchmark as told by the command line; all ranks call it.
+
+    Args:
+        arguments: The words after ``python -m pycomm.bench``; those of this process when None.
+        comm: The communicator to measure; the world, made by `pycomm.init`, when None.
+
+    Returns:
+        The exit code: 0; 1 when a result was wrong; 2 for wrong arguments.
+    """
+    parser = _make_parser()
+    error: _UsageError | None = None
+    parsed = argparse.Namespace(help=False, timeout=_TIMEOUT_S)
+    try:
+        parsed = parser.parse_args(arguments)
+    except _UsageError as found:
+        error = found
+    if comm is None:
+        import pycomm
+
+        comm = pycomm.init(timeout=parsed.timeout)
+    if parsed.help:
+        _print(comm, [parser.format_help()])
+        comm.barrier()
+        return 0
+    try:
+        prepared = _prepare(parsed, comm) if error is None else None
+    except _UsageError as found:
+        error, prepared = found, None
+    if _refuse(comm, parser, error) or prepared is None:
+        return 2
+    reports = _run(comm, *prepared)
+    if parsed.json is not None and comm.rank == 0:
+        write_json(parsed.json, reports)
+    comm.barrier()
+    return 1 if any(report.wrong for report in reports) else 0
