@@ -46,13 +46,13 @@ struct RankState {
     std::vector<FlatRound> rounds;
     std::array<Region, space_count> regions;
     std::array<SymbolicMemory, space_count> memories;
-    int current = -1;        // round
-    int outstanding = 0;     // steps of the current round that are not complete
-    std::vector<char> done;  // by step of the current round
-    std::vector<int>
-        arrived;  // by step of the current round: senders that a recv_reduce_all has met
-    std::vector<uint64_t> heard,
-        heard_before;  // barrier: sets of ranks, now and at the round's start
+    int current = -1;     // round
+    int outstanding = 0;  // steps of the current round that are not complete
+    // By step of the current round: is it complete; of a recv_reduce_all, the senders it has met.
+    std::vector<char> done;
+    std::vector<int> arrived;
+    // Barrier: the ranks heard from, now and when the current round began.
+    std::vector<uint64_t> heard, heard_before;
 };
 
 // The messages from one rank to another.
@@ -87,8 +87,7 @@ class Simulator {
     void run();
 
   private:
-    // Set-up.
-
+    // Set-up and static checks.
     void set_up(int rank);
     void set_up_buffers(int rank);
     void check_form(int rank);
@@ -121,8 +120,8 @@ class Simulator {
         return recvs_[static_cast<size_t>(pair.first + n)];
     }
     const Step& step(int rank, const Position& at) {
-        return (
-            *state(rank).rounds[static_cast<size_t>(at.round)].steps)[static_cast<size_t>(at.step)];
+        const FlatRound& round = state(rank).rounds[static_cast<size_t>(at.round)];
+        return (*round.steps)[static_cast<size_t>(at.step)];
     }
     Access access(int rank, const Block& block, int step) {
         const Region& region = state(rank).regions[static_cast<size_t>(block.space)];
