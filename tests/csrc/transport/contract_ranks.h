@@ -4,11 +4,11 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -23,6 +23,7 @@
 
 #include "store/bootstrap.h"
 #include "store/file_store.h"
+#include "store/socket.h"
 #include "transport/transport.h"
 
 namespace pycomm::contract {
@@ -38,6 +39,15 @@ struct Kind {
 using Body = std::function<void(Transport&)>;
 // By rank; empty when all went well.
 using Errors = std::vector<std::string>;
+
+// One line for each rank that failed.
+inline std::string report(const Errors& errors) {
+    std::string text;
+    for (size_t rank = 0; rank < errors.size(); ++rank) {
+        if (!errors[rank].empty()) text += concat("rank ", rank, ": ", errors[rank], '\n');
+    }
+    return text;
+}
 
 // The outer time limits: of one operation in a test, and of a whole rank.
 inline constexpr double patience = 30;
@@ -125,11 +135,14 @@ inline Errors run_processes(const Kind& kind, int size, const Body& body) {
     return errors;
 }
 
+inline void check_threads(const Kind& kind, int size, const Body& body) {
+    CHECK(report(run_threads(kind, size, body)) == "");
+}
+
 // Runs `body` with threads and, where the transport can, with processes.
 inline void run_everywhere(const Kind& kind, int size, const Body& body) {
-    const Errors none(static_cast<size_t>(size));
-    CHECK(run_threads(kind, size, body) == none);
-    if (kind.processes) CHECK(run_processes(kind, size, body) == none);
+    check_threads(kind, size, body);
+    if (kind.processes) CHECK(report(run_processes(kind, size, body)) == "");
 }
 
 // Data that differs per sender, receiver, stream, message and place.
