@@ -143,6 +143,11 @@ Problem CollectiveTask::make_problem() const {
     problem.counts = request_.counts;
     problem.send_counts = request_.send_counts;
     problem.recv_counts = request_.recv_counts;
+    if (request_.kind == OpKind::scatter && problem.counts.empty()) {
+        // Away from root only the own part is known, and only it matters.
+        problem.counts.assign(static_cast<size_t>(problem.size), 0);
+        problem.counts[static_cast<size_t>(problem.rank)] = request_.output.count;
+    }
     const Buffer& in = request_.input;
     const Buffer& out = request_.output;
     if (out.data == nullptr || in.data == nullptr) return problem;
@@ -153,8 +158,8 @@ Problem CollectiveTask::make_problem() const {
     } else if (!problem.counts.empty() && problem.counts[static_cast<size_t>(problem.rank)] > 0) {
         const int64_t offset = std::accumulate(problem.counts.begin(),
                                                problem.counts.begin() + problem.rank, int64_t{0});
-        if (request_.kind == OpKind::all_gather) problem.in_place = out.at(offset) == in.data;
-        if (request_.kind == OpKind::reduce_scatter) problem.in_place = in.at(offset) == out.data;
+        const bool joins = request_.kind == OpKind::all_gather || request_.kind == OpKind::gather;
+        problem.in_place = joins ? out.at(offset) == in.data : in.at(offset) == out.data;
     }
     return problem;
 }

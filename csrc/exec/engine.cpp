@@ -41,7 +41,7 @@ Engine::Engine(Transport& transport, bool spin)
 Engine::~Engine() { stop(); }
 
 void Engine::check_usable() {
-    PYCOMM_CHECK(!stopping_.load(), aborted, "this communicator is closed");
+    PYCOMM_CHECK(!stopping_.load(), argument, "this communicator is closed");
     if (const Fault* fault = transport_.fault()) throw fault_error(*fault, transport_.rank(), true);
 }
 
@@ -180,7 +180,10 @@ void Engine::rest(int& idle_passes, bool spin, const Satisfied& satisfied,
         return;
     }
     nanoseconds slice = look_interval;
-    for (const auto& task : open_tasks()) slice = std::min(slice, task->deadline().remaining());
+    for (const auto& task : open_tasks()) {
+        slice = std::min(slice, task->deadline().remaining());
+        task->publish_waiting();
+    }
     transport_.wait(slice);
     if (pass()) {
         idle_passes = 0;

@@ -108,11 +108,9 @@ bool ScheduleRunner::progress() {
 // False when an earlier, incomplete step of this round uses the channel.
 bool ScheduleRunner::claim_channels(const Step& step) {
     if (step.kind == StepKind::recv_reduce_all) {
-        for (const uint64_t used : recv_used_) {
-            if (used == pass_) return false;
-        }
+        const bool taken = std::find(recv_used_.begin(), recv_used_.end(), pass_) != recv_used_.end();
         std::fill(recv_used_.begin(), recv_used_.end(), pass_);
-        return true;
+        return !taken;
     }
     auto& used = step.kind == StepKind::send ? send_used_ : recv_used_;
     const auto peer = static_cast<size_t>(step.peer);
@@ -163,6 +161,7 @@ bool ScheduleRunner::advance_recv_reduce(const Step& step, int64_t& bytes_done) 
     if (ready < left) ready -= ready % alignment;
     if (ready == 0) return false;
     const void* sources[] = {at(step.src) + bytes_done, view.data()};
+    if (step.peer_first) std::swap(sources[0], sources[1]);
     reduce(at(step.dst) + bytes_done, sources, 2, static_cast<size_t>(ready / element_),
            operands_.input.dtype, pair_op_, 1);
     channel.consume(static_cast<size_t>(ready), ready == left);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,17 @@ class Task {
 
     const Deadline& deadline() const { return deadline_; }
 
+    // A copy of waiting_on() for threads other than the driver, renewed by the driver before it sleeps.
+    void publish_waiting() {
+        auto peers = waiting_on();
+        const std::lock_guard lock(waiting_mutex_);
+        waiting_ = std::move(peers);
+    }
+    std::vector<int> last_waiting() const {
+        const std::lock_guard lock(waiting_mutex_);
+        return waiting_;
+    }
+
     // Set once by the engine; may be read from any thread.
     bool finished() const { return finished_.load(std::memory_order_acquire); }
     void finish(std::exception_ptr error) {
@@ -45,6 +57,8 @@ class Task {
     Deadline deadline_;
     std::exception_ptr error_;
     std::atomic<bool> finished_{false};
+    mutable std::mutex waiting_mutex_;
+    std::vector<int> waiting_;
 };
 
 }  // namespace pycomm

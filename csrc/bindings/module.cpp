@@ -1,0 +1,18 @@
+// The extension module pycomm._core.
+#include "base/env.h"
+#include "bindings/bindings.h"
+#include "reduce/reduce.h"
+#include "transport/shm/shared_region.h"
+
+PYBIND11_MODULE(_core, module) {
+    namespace bindings = pycomm::bindings;
+    module.doc() = "C++ core of pycomm; use the package, not this module.";
+    bindings::bind_errors(module);
+    bindings::bind_bootstrap(module);
+    bindings::bind_communicator(module);
+    module.def("reduce_kernel_name", &pycomm::reduce_kernel_name,
+               "The instruction set of the reduction kernels: plain, avx2 or avx512.");
+    module.def(
+        "default_timeout", [] { return pycomm::read_env().timeout; },
+        "PYCOMM_TIMEOUT in seconds, or the built-in default.");
+}

@@ -1,0 +1,126 @@
+"""Checks and layout of array arguments: what the core needs is contiguous, aligned and native."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycomm.errors import ArgumentError
+
+Array = NDArray[Any]
+
+# float128 and complex256 have no fixed layout; they are refused like every other unknown dtype.
+SUPPORTED = (
+    "bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128"
+)
+_NAMES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 bfloat16 float32 float64 complex64 complex128".split()
+)
+
+
+def check_array(value: Any, name: str) -> Array:
+    """Returns ``value`` when it is a NumPy array (or scalar) of a supported dtype."""
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if not isinstance(value, np.ndarray):
+        raise ArgumentError(f"{name} must be a NumPy array, got {type(value).__name__}")
+    dtype = value.dtype
+    if dtype.name not in _NAMES:
+        raise ArgumentError(f"{name} has dtype {dtype}, which is not supported; supported are {SUPPORTED}")
+    if not dtype.isnative:
+        raise ArgumentError(
+            f"{name} has dtype {dtype} in foreign byte order; convert it with "
+            f"{name}.astype({name}.dtype.newbyteorder('='))"
+        )
+    return value
+
+
+def check_output(value: Any, name: str) -> Array:
+    """As :func:`check_array`, for an array that will be written."""
+    if isinstance(value, np.generic):
+        raise ArgumentError(f"{name} must be a NumPy array that can be written, got a NumPy scalar")
+    array = check_array(value, name)
+    if not array.flags.writeable:
+        raise ArgumentError(f"{name} is read-only and cannot take the result")
+    return array
+
+
+def check_same_dtype(array: Array, name: str, other: Array, other_name: str) -> None:
+    if array.dtype != other.dtype:
+        raise ArgumentError(
+            f"{name} has dtype {array.dtype} but {other_name} has dtype {other.dtype}"
+        )
+
+
+def check_shape(array: Array, name: str, shape: Sequence[int]) -> None:
+    if array.shape != tuple(shape):
+        raise ArgumentError(f"{name} has shape {array.shape}, expected {tuple(shape)}")
+
+
+def packed(array: Array) -> Array:
+    """The same elements in C order, contiguous and aligned: the array itself or a copy."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        return array
+    return np.array(array, order="C", copy=True, subok=False)
+
+
+def check_int(value: Any, name: str, low: int, high: int | None, what: str) -> int:
+    """An integer within [low, high]; ``what`` says in words what was expected."""
+    if isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{name} is {value}, expected {what}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name} is {value!r}, expected {what}") from None
+    if number < low or (high is not None and number > high):
+        raise ArgumentError(f"{name} is {number}, expected {what}")
+    return number
+
+
+def check_timeout(value: Any, name: str = "timeout") -> float | None:
+    """Seconds as a float, or None for the default."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, str, bytes)):
+        raise ArgumentError(f"{name} is {value!r}, expected a positive number of seconds")
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"{name} is {value!r}, expected a positive number of seconds") from None
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise ArgumentError(f"{name} is {seconds}, expected a positive number of seconds")
+    return seconds
+
+
+def check_rows(value: Any, name: str, size: int) -> list[int]:
+    """A list of ``size`` row counts."""
+    try:
+        rows = [operator.index(entry) for entry in value]
+    except TypeError:
+        raise ArgumentError(f"{name} is {value!r}, expected {size} row counts") from None
+    if len(rows) != size:
+        raise ArgumentError(f"{name} has {len(rows)} entries, expected one for each of {size} ranks")
+    if any(count < 0 for count in rows):
+        raise ArgumentError(f"{name} is {rows}, expected counts of 0 or more")
+    return rows
+
+
+def split_rows(rows: int, parts: int) -> list[int]:
+    """The row counts of ``numpy.array_split(x, parts)`` for ``rows`` rows."""
+    base, extra = divmod(rows, parts)
+    return [base + (part < extra) for part in range(parts)]
+
+
+def row_shape(array: Array) -> tuple[int, tuple[int, ...], int]:
+    """(rows, shape of a row, elements of a row); an array without axes is one row."""
+    if array.ndim == 0:
+        return 1, (), 1
+    tail = array.shape[1:]
+    return array.shape[0], tail, math.prod(tail)
