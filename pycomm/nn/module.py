@@ -126,10 +126,10 @@ class Module:
 
         yield from walk(prefix, self)
 
-    def own_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters held by this module itself, not by its children."""
+    def own_members(self, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the `Parameter`s or `Buffer`s held by this module itself, not by its children."""
         for name, value in vars(self).items():
-            yield from _members(name, value, Parameter)
+            yield from _members(name, value, kind)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield every parameter once, under the first name it has, in order of definition."""
@@ -186,11 +186,10 @@ class Module:
     def _named(self, kind: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
         for module_name, module in self.named_modules(prefix):
-            for key, value in vars(module).items():
-                for name, member in _members(key, value, kind):
-                    if id(member) not in seen:
-                        seen.add(id(member))
-                        yield _join(module_name, name), member
+            for name, member in module.own_members(kind):
+                if id(member) not in seen:
+                    seen.add(id(member))
+                    yield _join(module_name, name), member
 
     def _state(self, prefix: str) -> Iterator[tuple[str, Parameter | Buffer]]:
         yield from self.named_parameters(prefix)

@@ -33,7 +33,8 @@ from pycomm.parallel.replicas import (
 )
 
 if TYPE_CHECKING:
-    from pycomm.communicator import Communicator, Work
+    from pycomm.communicator import Communicator
+    from pycomm.work import Work
 
 Context = tuple[Counter[int], Any]
 """What a forward leaves: how often each layer (by id) ran, and the model's own context."""
@@ -102,6 +103,10 @@ class DataParallel(Module):
         """Yield the wrapped model without a name, so that parameters keep theirs."""
         yield "", self.model
 
+    def own_members(self, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield nothing: all parameters and buffers are the model's."""
+        yield from ()
+
     def forward(self, x: Any) -> tuple[Any, Context]:
         """Run the model, counting which layers take part. Local."""
         counts: Counter[int] = Counter()
@@ -164,7 +169,7 @@ class DataParallel(Module):
         """Find the modules that hold trained parameters themselves."""
         layers = {}
         for _, module in self.model.named_modules():
-            own = [p for _, p in module.own_parameters() if id(p) in self._bucket_of]
+            own = [p for _, p in module.own_members(Parameter) if id(p) in self._bucket_of]
             if own:
                 layers[id(module)] = module, own
         return layers
@@ -190,6 +195,7 @@ class DataParallel(Module):
 
             return call
 
+        displaced = {id(m): vars(m)[method] for m, _ in self._layers.values() if method in vars(m)}
         try:
             for layer, _ in self._layers.values():
                 vars(layer)[method] = watched(layer)
@@ -197,6 +203,8 @@ class DataParallel(Module):
         finally:
             for layer, _ in self._layers.values():
                 vars(layer).pop(method, None)
+                if id(layer) in displaced:
+                    vars(layer)[method] = displaced[id(layer)]
 
     def _begin(self, weight: float) -> None:
         """Note a backward; the first one of a window sets aside the gradients that stand there."""

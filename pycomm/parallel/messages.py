@@ -31,7 +31,8 @@ from pycomm.nn import Array
 from pycomm.parallel.schedules import SENDS, Action, neighbour
 
 if TYPE_CHECKING:
-    from pycomm.communicator import Communicator, Work
+    from pycomm.communicator import Communicator
+    from pycomm.work import Work
 
 HEADER_LENGTH = 128
 _DTYPES = [
@@ -204,14 +205,13 @@ def _sent(value: Any) -> list[Array]:
 def _encode(action: Action, message: Message) -> tuple[Array, list[Array]]:
     """Return a message's header and its arrays, contiguous."""
     value = message.value
-    if message.skip:
-        layout, entries = _SKIPPED, ()
-    elif value is None:
-        layout, entries = _NOTHING, ()
-    elif isinstance(value, tuple):
-        layout, entries = len(value), value
+    entries = value if isinstance(value, tuple) else () if value is None else (value,)
+    if isinstance(value, tuple):
+        layout = len(value)
+    elif value is not None:
+        layout = _ONE_ARRAY
     else:
-        layout, entries = _ONE_ARRAY, (value,)
+        layout = _SKIPPED if message.skip else _NOTHING
     fields = [action.stage, SENDS.index(action.op), action.microbatch, message.rows, layout]
     for array in entries:
         if array is None:
