@@ -89,20 +89,23 @@ class Pattern:
     def _make_row(self, rank: int) -> Array:
         """Makes the PERIOD elements that `rank` contributes."""
         kind = _kind(self.dtype)
+        values: Array
         if kind == "b":
-            return self._bools(rank)
-        if kind == "i":
-            return self._integers(rank)
-        if kind == "f":
-            return self._floats(rank, 0).astype(self.dtype)
-        if self.op == "prod":
+            values = self._bools(rank)
+        elif kind == "i":
+            values = self._integers(rank)
+        elif kind == "f":
+            values = self._floats(rank, 0)
+        elif self.op == "prod":
             quarter_turns = np.array([1, 1j, -1, -1j])[_hash(rank) % np.uint64(4)]
-            return (quarter_turns * self._powers(rank)).astype(self.dtype)
-        return (self._floats(rank, 0) + 1j * self._floats(rank, 1)).astype(self.dtype)
+            values = quarter_turns * self._powers(rank)
+        else:
+            values = self._floats(rank, 0) + 1j * self._floats(rank, 1)
+        return np.asarray(values).astype(self.dtype)
 
     def _bools(self, rank: int) -> Array:
         if self.op in (None, "bxor"):
-            return np.asarray(_hash(rank) & np.uint64(1), np.bool_)
+            return _hash(rank) & np.uint64(1)
         # At most one rank stands out at an element, and at some elements none does.
         place: Array = (_hash(0) + np.uint64(rank)) % np.uint64(2 * self.ranks)
         return place != 0 if self.op in ("prod", "min", "band") else place == 0
@@ -111,11 +114,11 @@ class Pattern:
         if self.op in ("band", "bor"):
             bits = 8 * self.dtype.itemsize
             place = (_hash(0) + np.uint64(rank)) % np.uint64(max(bits, 2 * self.ranks))
-            one = np.where(place < bits, np.uint64(1) << np.minimum(place, np.uint64(bits - 1)), 0)
-            value = one.astype(np.uint64)
-            return (~value if self.op == "band" else value).astype(self.dtype)
+            one = np.uint64(1) << np.minimum(place, np.uint64(bits - 1))
+            one = np.where(place < bits, one, np.uint64(0))
+            return one if self.op == "bor" else ~one
         # For products odd numbers, since a product of those never becomes 0.
-        return (_hash(rank) | np.uint64(self.op == "prod")).astype(self.dtype)
+        return _hash(rank) | np.uint64(self.op == "prod")
 
     def _floats(self, rank: int, part: int) -> NDArray[np.float64]:
         if self.op == "prod":
