@@ -16,11 +16,12 @@ Array = NDArray[Any]
 
 # float128 and complex256 have no fixed layout; they are refused like every other unknown dtype.
 SUPPORTED = (
-    "bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, complex64, complex128"
+    "bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, "
+    "complex64, complex128"
 )
 _NAMES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
-    "float16 bfloat16 float32 float64 complex64 complex128".split()
+    ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
 
 
@@ -32,7 +33,9 @@ def check_array(value: Any, name: str) -> Array:
         raise ArgumentError(f"{name} must be a NumPy array, got {type(value).__name__}")
     dtype = value.dtype
     if dtype.name not in _NAMES:
-        raise ArgumentError(f"{name} has dtype {dtype}, which is not supported; supported are {SUPPORTED}")
+        raise ArgumentError(
+            f"{name} has dtype {dtype}, which is not supported; supported are {SUPPORTED}"
+        )
     if not dtype.isnative:
         raise ArgumentError(
             f"{name} has dtype {dtype} in foreign byte order; convert it with "
@@ -106,7 +109,9 @@ def check_rows(value: Any, name: str, size: int) -> list[int]:
     except TypeError:
         raise ArgumentError(f"{name} is {value!r}, expected {size} row counts") from None
     if len(rows) != size:
-        raise ArgumentError(f"{name} has {len(rows)} entries, expected one for each of {size} ranks")
+        raise ArgumentError(
+            f"{name} has {len(rows)} entries, expected one for each of {size} ranks"
+        )
     if any(count < 0 for count in rows):
         raise ArgumentError(f"{name} is {rows}, expected counts of 0 or more")
     return rows

@@ -2,14 +2,16 @@
 
 Common to all operations:
 
-* Arrays are NumPy arrays of a supported dtype (bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32,
-  float64, complex64, complex128) with any strides; the result is the one NumPy would give on the logical array.
+* Arrays are NumPy arrays of a supported dtype (bool, int8 to int64, uint8 to uint64, float16,
+  bfloat16, float32, float64, complex64, complex128) with any strides; the result is the one NumPy
+  would give on the logical array.
 * ``timeout`` (seconds) limits the whole operation; None takes the communicator's default.
-* ``async_op=True`` starts the operation and returns a :class:`~pycomm.work.Work`; otherwise the call blocks until the
-  result is there. Collectives run in the order they were issued, which must be the same on all ranks;
-  point-to-point operations run side by side.
-* ArgumentError is raised before anything is sent. MismatchError, CommTimeoutError, PeerLostError and AbortedError
-  break the communicator on all ranks; a point-to-point message of the wrong size or dtype does not.
+* ``async_op=True`` starts the operation and returns a :class:`~pycomm.work.Work`; otherwise the
+  call blocks until the result is there. Collectives run in the order they were issued, which must
+  be the same on all ranks; point-to-point operations run side by side.
+* ArgumentError is raised before anything is sent. MismatchError, CommTimeoutError, PeerLostError
+  and AbortedError break the communicator on all ranks; a point-to-point message of the wrong size
+  or dtype does not.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def _op_number(op: Any) -> int:
 
 
 class Communicator:
-    """A group of ranks and the operations among them. Made by :func:`pycomm.init`, ``split`` or ``thread_world``.
+    """A group of ranks and the operations among them. Made by :func:`pycomm.init`, ``split`` or
+    ``thread_world``.
 
     Attributes:
         rank, size: This process's number in the group and how many there are.
@@ -99,7 +102,8 @@ class Communicator:
 
         Args:
             x: Array of the same shape and dtype on all ranks.
-            op: sum, prod, min, max, avg (sum divided by ``size``; floating point only), band, bor, bxor.
+            op: sum, prod, min, max, avg (sum divided by ``size``; floating point only), band, bor,
+                bxor.
             out: Array of x's shape and dtype for the result; None puts it into ``x``.
 
         Returns:
@@ -162,7 +166,8 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Combines the ``x`` of all ranks and gives every rank its slice of rows (axis 0) of the result.
+        """Combines the ``x`` of all ranks and gives every rank its slice of rows (axis 0) of the
+        result.
 
         Args:
             x: Array of the same shape and dtype on all ranks.
@@ -200,7 +205,8 @@ class Communicator:
         """Joins the ``x`` of all ranks along axis 0, in rank order, on every rank.
 
         Args:
-            x: Array of the same dtype and row shape on all ranks; an array without axes counts as one row.
+            x: Array of the same dtype and row shape on all ranks; an array without axes counts as
+                one row.
             counts: Rows of each rank, the same list on all ranks; None when all have as many.
             out: Array of shape ``(sum of rows, *x.shape[1:])``; None allocates it.
 
@@ -281,7 +287,9 @@ class Communicator:
             target = self._result(out, (parts[self.rank], *tail), source)
         else:
             if out is None:
-                raise ArgumentError("out is None, expected an array: only root knows what is scattered")
+                raise ArgumentError(
+                    "out is None, expected an array: only root knows what is scattered"
+                )
             target = check_output(out, "out")
             rows, _, width = row_shape(target)
             parts = check_rows(counts, "counts", self.size) if counts is not None else []
@@ -309,7 +317,8 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Sends slice r of the rows (axis 0) of ``x`` to rank r and joins what comes, in rank order.
+        """Sends slice r of the rows (axis 0) of ``x`` to rank r and joins what comes, in rank
+        order.
 
         Args:
             x: Array of the same dtype and row shape on all ranks.
@@ -359,8 +368,8 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Sends ``x`` to rank ``dst``. Returns when ``x`` may be changed again, which for large messages means that
-        the receive was posted. None, or a Work.
+        """Sends ``x`` to rank ``dst``. Returns when ``x`` may be changed again, which for large
+        messages means that the receive was posted. None, or a Work.
 
         Raises:
             CommTimeoutError: ``dst`` posted no matching receive in time.
@@ -380,10 +389,12 @@ class Communicator:
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Receives the next message of rank ``src`` with ``tag`` into ``out``. Returns ``out``, or a Work.
+        """Receives the next message of rank ``src`` with ``tag`` into ``out``. Returns ``out``, or
+        a Work.
 
         Raises:
-            MismatchError: The message has another count or dtype than ``out``. It is dropped; later ones are intact.
+            MismatchError: The message has another count or dtype than ``out``. It is dropped; later
+                ones are intact.
         """
         peer = self._check_peer(src, "src")
         tag = check_int(tag, "tag", 0, _MAX_INT, "an integer from 0 to 2^31 - 1")
@@ -403,16 +414,17 @@ class Communicator:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Sends ``x`` to ``dst`` and receives ``out`` from ``src`` at the same time. Returns ``out``."""
-        with self.group():
+        """Sends ``x`` to ``dst`` and receives ``out`` from ``src`` at the same time. Returns
+        ``out``.""" with self.group():
             self.send(x, dst, tag, timeout=timeout)
             self.recv(out, src, tag, timeout=timeout)
         return out
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Point-to-point calls of this thread inside the block start together when it ends, which then waits for all
-        of them: their order cannot deadlock. Results are there after the block. Collectives are not allowed inside.
+        """Point-to-point calls of this thread inside the block start together when it ends, which
+        then waits for all of them: their order cannot deadlock. Results are there after the block.
+        Collectives are not allowed inside.
         """
         if self._pending() is not None:
             raise ArgumentError("group() inside group(); expected one level")
@@ -430,7 +442,8 @@ class Communicator:
     # ---- objects -----------------------------------------------------------------------------
 
     def broadcast_object(self, obj: Any, root: int = 0, *, timeout: float | None = None) -> Any:
-        """Returns the object that ``root`` passed, on all ranks. It travels pickled; ranks must trust each other.
+        """Returns the object that ``root`` passed, on all ranks. It travels pickled; ranks must
+        trust each other.
 
         Raises:
             CommError: The object cannot be pickled (on all ranks).
@@ -449,7 +462,8 @@ class Communicator:
         return pickle.loads(payload.tobytes())
 
     def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """Returns the objects of all ranks, in rank order. They travel pickled; ranks must trust each other.
+        """Returns the objects of all ranks, in rank order. They travel pickled; ranks must trust
+        each other.
 
         Raises:
             CommError: An object cannot be pickled (on all ranks).
@@ -481,7 +495,8 @@ class Communicator:
     # ---- the group itself --------------------------------------------------------------------
 
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
-        """Ranks that give the same ``color`` form a new communicator, ordered by (``key``, rank). Collective.
+        """Ranks that give the same ``color`` form a new communicator, ordered by (``key``, rank).
+        Collective.
 
         Args:
             color: An integer, or None to stay out.
@@ -501,8 +516,8 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Symmetric memory: an array that every rank of the node has mapped. Collective; zeroed.
 
-        All ranks pass the same shape and dtype. On transports without shared memory it is ordinary memory. It is
-        released with the last reference to the array.
+        All ranks pass the same shape and dtype. On transports without shared memory it is ordinary
+        memory. It is released with the last reference to the array.
         """
         if isinstance(dtype, str) and dtype == "bfloat16":
             import ml_dtypes
@@ -524,12 +539,15 @@ class Communicator:
         return memory.view(template.dtype).reshape(extents)
 
     def abort(self, reason: str = "abort() was called") -> None:
-        """Breaks the communicator on all ranks: their operations, in flight and later, raise AbortedError."""
+        """Breaks the communicator on all ranks.
+
+        Their operations, in flight and later, raise AbortedError with ``reason``.
+        """
         self._core.abort(f"rank {self.rank} aborted: {reason}")
 
     def close(self) -> None:
-        """Leaves the group. Operations in flight fail; peers that still need this rank get PeerLostError. Idempotent;
-        not required at the end of a program.
+        """Leaves the group. Operations in flight fail; peers that still need this rank get
+        PeerLostError. Idempotent; not required at the end of a program.
         """
         self._closed = True
         self._core.close()
@@ -646,8 +664,8 @@ class Communicator:
         async_op: bool = False,
         result: Any = None,
     ) -> Any:
-        """Packs, starts or runs, and unpacks. ``result`` replaces ``target`` as the value returned."""
-        if self._pending() is not None:
+        """Packs, starts or runs, and unpacks. ``result`` replaces ``target`` as the value
+        returned.""" if self._pending() is not None:
             raise ArgumentError(f"{kind} inside group(); expected point-to-point calls only")
         seconds = check_timeout(timeout)
         value = target if result is None else result

@@ -42,32 +42,26 @@ class ArgumentError(CommError, ValueError):
 class MismatchError(CommError):
     """Ranks called different operations, or with arguments that do not belong together.
 
-    After mismatched collectives the communicator is broken. After a point-to-point message of the wrong size or
-    dtype it is intact: the message is dropped.
+    After mismatched collectives the communicator is broken. After a point-to-point message of the
+    wrong size or dtype it is intact: the message is dropped.
     """
 
 
 class CommTimeoutError(CommError, TimeoutError):
-    """A deadline passed. The communicator is broken, unless it was the deadline of ``Work.wait``.
-
-    Attributes:
-        missing: The ranks that were waited for.
-    """
+    """A deadline passed. Unless it was that of ``Work.wait``, the communicator is broken."""
 
     @property
     def missing(self) -> list[int]:
+        """The ranks that were waited for."""
         return list(self.ranks)
 
 
 class PeerLostError(CommError, ConnectionError):
-    """The process of a peer has ended, or it closed its communicator, while it was needed.
-
-    Attributes:
-        rank: The lost rank, -1 when unknown.
-    """
+    """The process of a peer has ended, or it closed its communicator, while it was needed."""
 
     @property
     def rank(self) -> int:
+        """The lost rank, -1 when unknown."""
         return self.ranks[0] if self.ranks else -1
 
 

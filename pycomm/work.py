@@ -17,8 +17,9 @@ __all__ = ["Work"]
 class Work:
     """An operation that was started with ``async_op=True``.
 
-    It goes on whether or not anyone waits for it, and keeps its arrays alive until it is finished. Inputs must not
-    be changed and outputs not be used before :meth:`wait` has returned. May be used from any thread.
+    It goes on whether or not anyone waits for it, and keeps its arrays alive until it is finished.
+    Inputs must not be changed and outputs not be used before :meth:`wait` has returned. May be used
+    from any thread.
     """
 
     def __init__(self, task: Task, finish: Callable[[], Any], description: str) -> None:
@@ -31,8 +32,8 @@ class Work:
         """Blocks until the operation is finished and returns its result.
 
         Args:
-            timeout: Seconds to wait at most; None waits until the operation's own deadline. When it passes,
-                the operation goes on and may be waited for again.
+            timeout: Seconds to wait at most; None waits until the operation's own deadline. When it
+                passes, the operation goes on and may be waited for again.
 
         Raises:
             CommTimeoutError: ``timeout`` passed, or the operation's own deadline did.

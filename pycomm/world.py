@@ -1,4 +1,6 @@
-"""Finding the other ranks: under mpirun, from environment variables, or alone; one code path behind them."""
+"""Finding the other ranks: under mpirun, from environment variables, or alone; one code path behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,20 @@ def init(timeout: float | None = None) -> Communicator:
     The other processes are found, in this order:
 
     1. under ``mpirun`` through mpi4py;
-    2. from ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as ``python -m pycomm.run``, torchrun and
-       Kubernetes set them, over a TCP store (served by rank 0, or by ``pycomm.run``);
+    2. from ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as ``python -m
+       pycomm.run``, torchrun and Kubernetes set them, over a TCP store (served by rank 0, or by
+       ``pycomm.run``);
     3. without any of them: a world of one, in which every operation works.
 
     Later calls return the same communicator until it is closed.
 
     Args:
-        timeout: Seconds that init, and by default every operation, may take; None reads ``PYCOMM_TIMEOUT`` (300).
+        timeout: Seconds that init, and by default every operation, may take; None reads
+            ``PYCOMM_TIMEOUT`` (300).
 
     Raises:
-        ArgumentError: The launcher's variables contradict each other, or the MPI of ``mpirun`` is not mpi4py's.
+        ArgumentError: The launcher's variables contradict each other, or the MPI of ``mpirun`` is
+            not mpi4py's.
         CommTimeoutError: Ranks are missing.
         TransportError: The store's port cannot be used; the text holds host:port.
     """
@@ -74,7 +79,9 @@ def thread_world(size: int, timeout: float | None = None) -> list[Communicator]:
     seconds = check_timeout(timeout)
     if seconds is None:
         seconds = _core.default_timeout()
-    return [_register(Communicator(core)) for core in _core.Communicator.thread_world(size, seconds)]
+    return [
+        _register(Communicator(core)) for core in _core.Communicator.thread_world(size, seconds)
+    ]
 
 
 def _register(communicator: Communicator) -> Communicator:
@@ -114,7 +121,8 @@ def _environment_world() -> tuple[int, int] | None:
     if len(present) == 1:
         missing = next(name for name in names if name not in present)
         raise ArgumentError(
-            f"{present[0]}={os.environ[present[0]]} is set but {missing} is not; set both, or neither"
+            f"{present[0]}={os.environ[present[0]]} is set but {missing} is not; "
+            "set both, or neither"
         )
     rank, size = _integer("RANK"), _integer("WORLD_SIZE")
     if size < 1 or not 0 <= rank < size:
@@ -129,9 +137,9 @@ def _bootstrap(timeout: float, servers: list[_core.TcpStoreServer]) -> _core.Boo
         rank_name, rank, size_name, size = mpi
         if environment != (rank, size):
             raise ArgumentError(
-                f"two launchers contradict each other: {rank_name}={rank} and {size_name}={size}, but "
-                f"RANK={environment[0]} and WORLD_SIZE={environment[1]}; start under one launcher only, "
-                "or unset RANK and WORLD_SIZE"
+                f"two launchers contradict each other: {rank_name}={rank} and {size_name}={size}, "
+                f"but RANK={environment[0]} and WORLD_SIZE={environment[1]}; start under one "
+                "launcher only, or unset RANK and WORLD_SIZE"
             )
     if mpi is not None:
         return _mpi_bootstrap(*mpi)
@@ -145,16 +153,17 @@ def _mpi_bootstrap(rank_name: str, rank: int, size_name: str, size: int) -> _cor
         from mpi4py import MPI
     except ImportError as error:
         raise ArgumentError(
-            f"{size_name}={size} says that mpirun started this process, but mpi4py cannot be imported "
-            f"({error}); pip install 'pycomm[mpi]', or start with python -m pycomm.run -n {size}"
+            f"{size_name}={size} says that mpirun started this process, but mpi4py cannot be "
+            f"imported ({error}); pip install 'pycomm[mpi]', or start with python -m pycomm.run -n {size}"
         ) from error
     world = MPI.COMM_WORLD
     if world.Get_size() != size or world.Get_rank() != rank:
         library = MPI.Get_library_version().strip("\0").splitlines()[0].strip()
         raise ArgumentError(
-            f"mpirun says {rank_name}={rank} and {size_name}={size}, but mpi4py says rank {world.Get_rank()} of "
-            f"{world.Get_size()}: the mpirun belongs to another MPI than mpi4py, which uses {library}; "
-            f"call the mpirun of that MPI (for MPIs from pip: {os.path.join(sys.prefix, 'bin', 'mpirun')})"
+            f"mpirun says {rank_name}={rank} and {size_name}={size}, but mpi4py says rank "
+            f"{world.Get_rank()} of {world.Get_size()}: the mpirun belongs to another MPI than "
+            f"mpi4py, which uses {library}; call the mpirun of that MPI (for MPIs from pip: "
+            f"{os.path.join(sys.prefix, 'bin', 'mpirun')})"
         )
 
     def all_gather(blob: bytes) -> list[bytes]:
@@ -180,8 +189,8 @@ def _store_bootstrap(
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise ArgumentError(
-                f"RANK={rank} and WORLD_SIZE={size} are set but {name} is not; it says where rank 0 is "
-                "reached"
+                f"RANK={rank} and WORLD_SIZE={size} are set but {name} is not; "
+                "it says where rank 0 is reached"
             )
     host = os.environ["MASTER_ADDR"]
     port = check_int(_integer("MASTER_PORT"), "MASTER_PORT", 1, 65535, "a port from 1 to 65535")

@@ -7,14 +7,15 @@
 namespace pycomm {
 
 struct Env {
-    double timeout = 300.0;         // PYCOMM_TIMEOUT, seconds, of operations and of init
+    double timeout = 300.0;          // PYCOMM_TIMEOUT, seconds, of operations and of init
     std::string transport = "auto";  // PYCOMM_TRANSPORT: auto, shm, tcp
-    std::string algorithm;          // PYCOMM_ALGO, "all_reduce:ring,broadcast:tree"
-    std::string simd = "auto";      // PYCOMM_SIMD: auto, plain, avx2, avx512
-    std::string interface;          // PYCOMM_IFNAME: network interface for TCP
-    bool check = true;              // PYCOMM_CHECK: 0 leaves out the comparison of calls between ranks
-    int64_t buffer_bytes = 8 << 20;  // PYCOMM_BUFFER_BYTES, internal buffers per rank and communicator
-    std::string log = "warn";       // PYCOMM_LOG: silent, warn, info, debug
+    std::string algorithm;           // PYCOMM_ALGO, "all_reduce:ring,broadcast:tree"
+    std::string simd = "auto";       // PYCOMM_SIMD: auto, plain, avx2, avx512
+    std::string interface;           // PYCOMM_IFNAME: network interface for TCP
+    bool check = true;  // PYCOMM_CHECK: 0 leaves out the comparison of calls between ranks
+    int64_t buffer_bytes =
+        8 << 20;               // PYCOMM_BUFFER_BYTES, internal buffers per rank and communicator
+    std::string log = "warn";  // PYCOMM_LOG: silent, warn, info, debug
 };
 
 // Reads the environment anew. Throws ArgumentError that names the variable, its value and what was

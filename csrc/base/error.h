@@ -59,10 +59,10 @@ std::string errno_text(int number);
         if (!(condition)) PYCOMM_FAIL(code_name, __VA_ARGS__); \
     } while (0)
 // For system calls that return -1 and set errno.
-#define PYCOMM_CHECK_SYSCALL(expression, ...)                                         \
-    do {                                                                              \
-        if ((expression) == -1) {                                                     \
-            const int pycomm_errno = errno;                                           \
+#define PYCOMM_CHECK_SYSCALL(expression, ...)                                              \
+    do {                                                                                   \
+        if ((expression) == -1) {                                                          \
+            const int pycomm_errno = errno;                                                \
             PYCOMM_FAIL(transport, __VA_ARGS__, ": ", ::pycomm::errno_text(pycomm_errno)); \
-        }                                                                             \
+        }                                                                                  \
     } while (0)

@@ -16,11 +16,13 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, std::chrono::nan
     timespec limit{};
     limit.tv_sec = static_cast<time_t>(at_most.count() / 1'000'000'000);
     limit.tv_nsec = static_cast<long>(at_most.count() % 1'000'000'000);
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &limit, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, expected, &limit, nullptr,
+            0);
 }
 
 void futex_wake_all(std::atomic<uint32_t>& word) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
+            0);
 }
 
 }  // namespace pycomm

@@ -53,8 +53,8 @@ const char* kind_name(OpKind kind) {
 
 DataType parse_dtype(const std::string& name) {
     std::string known;
-#define PYCOMM_PARSE(enumerator, text, bytes)             \
-    if (name == (text)) return DataType::enumerator;      \
+#define PYCOMM_PARSE(enumerator, text, bytes)        \
+    if (name == (text)) return DataType::enumerator; \
     known += known.empty() ? text : std::string(", ") + (text);
     PYCOMM_DTYPE_LIST(PYCOMM_PARSE)
 #undef PYCOMM_PARSE

@@ -5,7 +5,8 @@
 namespace pycomm::bindings {
 namespace {
 
-// NumPy's built-in type numbers are part of its ABI; bfloat16 is registered at run time by ml_dtypes.
+// NumPy's built-in type numbers are part of its ABI; bfloat16 is registered at run time by
+// ml_dtypes.
 DataType dtype_of(const py::dtype& type) {
     switch (type.num()) {
         case 0:

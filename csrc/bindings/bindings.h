@@ -15,7 +15,8 @@ void bind_bootstrap(py::module_& module);
 void bind_communicator(py::module_& module);
 
 // A Buffer over a contiguous array. Throws ArgumentError for other layouts, unknown dtypes, and
-// arrays that are read-only although `writable` is asked for. None gives an empty buffer of `fallback`.
+// arrays that are read-only although `writable` is asked for. None gives an empty buffer of
+// `fallback`.
 Buffer buffer_of(const py::object& array, bool writable, DataType fallback, const char* role);
 
 // Ends a wait on this thread with Python's exception when a signal handler raised one.

@@ -81,8 +81,8 @@ PyTask make_collective(const SharedCommunicator& self, int kind, const py::objec
                        const py::object& output, int op, int root, std::vector<int64_t> counts,
                        bool explicit_counts, std::vector<int64_t> recv_counts, int64_t rows,
                        int64_t row_elements, Communicator::Timeout timeout) {
-    CollectiveRequest request = make_request(static_cast<OpKind>(kind), input, output,
-                                             static_cast<ReduceOp>(op), root);
+    CollectiveRequest request =
+        make_request(static_cast<OpKind>(kind), input, output, static_cast<ReduceOp>(op), root);
     if (request.kind == OpKind::all_to_all) {
         request.send_counts = std::move(counts);
         request.recv_counts = std::move(recv_counts);
@@ -113,8 +113,8 @@ void run(Communicator& self, const std::vector<PyTask*>& tasks) {
 // The short way of the commonest calls: one contiguous input, one output, blocking.
 void run_simple(const SharedCommunicator& self, int kind, const py::object& input,
                 const py::object& output, int op, int root, Communicator::Timeout timeout) {
-    CollectiveRequest request = make_request(static_cast<OpKind>(kind), input, output,
-                                             static_cast<ReduceOp>(op), root);
+    CollectiveRequest request =
+        make_request(static_cast<OpKind>(kind), input, output, static_cast<ReduceOp>(op), root);
     const py::gil_scoped_release release;
     const auto task = self->collective(std::move(request), timeout);
     self->run({&task, 1}, &check_signals);
@@ -137,9 +137,8 @@ py::array symmetric(const SharedCommunicator& self, int64_t bytes) {
         memory = self->symmetric(bytes, &check_signals);
     }
     auto* holder = new std::shared_ptr<std::byte>(memory);
-    const py::capsule owner(holder, [](void* pointer) {
-        delete static_cast<std::shared_ptr<std::byte>*>(pointer);
-    });
+    const py::capsule owner(
+        holder, [](void* pointer) { delete static_cast<std::shared_ptr<std::byte>*>(pointer); });
     return py::array(py::dtype::of<uint8_t>(), {static_cast<py::ssize_t>(bytes)}, {1}, memory.get(),
                      owner);
 }

@@ -1,8 +1,7 @@
 // C++ Error -> the Python class of the same name in pycomm.errors.
-#include "base/error.h"
-
 #include <pybind11/stl.h>
 
+#include "base/error.h"
 #include "bindings/bindings.h"
 
 namespace pycomm::bindings {

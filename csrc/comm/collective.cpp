@@ -193,13 +193,14 @@ void CollectiveTask::choose_plan() {
     Problem problem = make_problem();
     algorithm_ = select_algorithm(problem, context_.forced_algorithms);
     if (algorithm_ == Algorithm::direct) {
-        if (request_.kind == OpKind::barrier && context_.check && context_.transport.board()) return;
+        if (request_.kind == OpKind::barrier && context_.check && context_.transport.board())
+            return;
         PYCOMM_FAIL(argument, "PYCOMM_ALGO: ", kind_name(request_.kind),
                     " has no algorithm 'direct' on transport ", context_.transport.name());
     }
     plan_ = context_.plans.get(problem, algorithm_);
-    widened_ = reduces() && is_half(request_.input.dtype) && !plan_->reduces_at_once &&
-               problem.size > 1;
+    widened_ =
+        reduces() && is_half(request_.input.dtype) && !plan_->reduces_at_once && problem.size > 1;
     if (!widened_) return;
     problem.in_place = false;
     problem.element_size = sizeof(float);
@@ -263,11 +264,11 @@ void CollectiveTask::check_counts() const {
     const int rank = context_.transport.rank();
     for (size_t peer = 0; peer < announced_.size(); ++peer) {
         if (announced_[peer] == request_.recv_counts[peer]) continue;
-        throw Error(ErrorCode::mismatch,
-                    concat(describe(), ": rank ", peer, " sends ", announced_[peer],
-                           " elements to rank ", rank, ", which expects ",
-                           request_.recv_counts[peer], " from it"),
-                    {static_cast<int>(peer)});
+        throw Error(
+            ErrorCode::mismatch,
+            concat(describe(), ": rank ", peer, " sends ", announced_[peer], " elements to rank ",
+                   rank, ", which expects ", request_.recv_counts[peer], " from it"),
+            {static_cast<int>(peer)});
     }
 }
 
@@ -314,11 +315,14 @@ std::vector<int> CollectiveTask::waiting_on() const {
     return runner_ ? runner_->waiting_on() : std::vector<int>{};
 }
 
-std::string CollectiveTask::describe() const { return to_string(make_envelope()); }
+std::string CollectiveTask::describe() const {
+    return to_string(make_envelope());
+}
 
 std::string CollectiveTask::timeout_hint() const {
     if (stage_ == Stage::roll_call) {
-        return "it has not called this operation; check that all ranks make the same calls, or give "
+        return "it has not called this operation; check that all ranks make the same calls, or "
+               "give "
                "a longer timeout";
     }
     return "it called the operation but stopped taking part in it";

@@ -22,19 +22,23 @@ struct CollectiveRequest {
     Buffer output;
     ReduceOp op = ReduceOp::none;
     int root = -1;
-    // Elements per rank, for reduce_scatter, all_gather, gather and scatter. For all_to_all see below.
+    // Elements per rank, for reduce_scatter, all_gather, gather and scatter. For all_to_all see
+    // below.
     std::vector<int64_t> counts;
-    // The counts were given by the caller on every rank (and are compared), not derived from one buffer.
+    // The counts were given by the caller on every rank (and are compared), not derived from one
+    // buffer.
     bool explicit_counts = false;
     std::vector<int64_t> send_counts;
     std::vector<int64_t> recv_counts;
-    // Scatter without explicit counts: rows of the own buffer (at root: of the whole) and elements per row.
+    // Scatter without explicit counts: rows of the own buffer (at root: of the whole) and elements
+    // per row.
     int64_t rows = 0;
     int64_t row_elements = 0;
 };
 
-// Throws ArgumentError when the request cannot be right on any rank: bad root, op that the dtype does
-// not have, counts that do not add up to the buffers. `rank` and `size` are the communicator's.
+// Throws ArgumentError when the request cannot be right on any rank: bad root, op that the dtype
+// does not have, counts that do not add up to the buffers. `rank` and `size` are the
+// communicator's.
 void check_request(const CollectiveRequest& request, int rank, int size);
 
 // Keeps recently built schedules; safe to use from several threads.

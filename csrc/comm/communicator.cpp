@@ -59,7 +59,9 @@ Communicator::Communicator(const Env& env, const Topology& topology,
       context_{*transport_, {}, env.algorithm, env.check, 0},
       engine_(*transport_, topology.local_size <= topology.cores) {}
 
-Communicator::~Communicator() { close(); }
+Communicator::~Communicator() {
+    close();
+}
 
 Deadline Communicator::deadline(Timeout timeout) const {
     const double seconds = timeout.value_or(env_.timeout);
@@ -92,7 +94,9 @@ void Communicator::run(Engine::TaskList tasks, const Engine::InterruptHook& hook
     engine_.run(tasks, hook);
 }
 
-void Communicator::submit(const std::shared_ptr<Task>& task) { engine_.submit(task); }
+void Communicator::submit(const std::shared_ptr<Task>& task) {
+    engine_.submit(task);
+}
 
 bool Communicator::wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook) {
     return engine_.wait(task, seconds, hook);

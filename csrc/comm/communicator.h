@@ -13,9 +13,9 @@
 
 namespace pycomm {
 
-// Operations are made as tasks, then run (blocking) or submitted (asynchronous). The memory of a task's
-// buffers must stay valid until the task is finished. Thread-safe; collectives must be issued in the same
-// order on all ranks.
+// Operations are made as tasks, then run (blocking) or submitted (asynchronous). The memory of a
+// task's buffers must stay valid until the task is finished. Thread-safe; collectives must be
+// issued in the same order on all ranks.
 class Communicator {
   public:
     using Timeout = std::optional<double>;  // seconds; none: the communicator's default
@@ -44,8 +44,8 @@ class Communicator {
     // without color. Collective and blocking.
     std::unique_ptr<Communicator> split(std::optional<int> color, int key,
                                         const Engine::InterruptHook& hook);
-    // Zeroed memory of `bytes` bytes that all ranks of the node have mapped; private memory when the
-    // transport has none. Every rank passes the same `bytes`. Collective and blocking.
+    // Zeroed memory of `bytes` bytes that all ranks of the node have mapped; private memory when
+    // the transport has none. Every rank passes the same `bytes`. Collective and blocking.
     std::shared_ptr<std::byte> symmetric(int64_t bytes, const Engine::InterruptHook& hook);
 
     void abort(const std::string& reason);

@@ -40,8 +40,7 @@ GroupBootstrap::GroupBootstrap(Communicator& parent, std::vector<int> members,
 }
 
 void GroupBootstrap::transfer(OpKind kind, int member, const Buffer& buffer) {
-    const auto task =
-        parent_.internal_message(kind, buffer, members_[static_cast<size_t>(member)]);
+    const auto task = parent_.internal_message(kind, buffer, members_[static_cast<size_t>(member)]);
     parent_.run({&task, 1}, hook_);
 }
 

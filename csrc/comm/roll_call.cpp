@@ -33,8 +33,9 @@ std::string to_string(const Envelope& envelope) {
     const auto kind = static_cast<OpKind>(envelope.kind);
     std::string text = concat(kind_name(kind), " #", envelope.sequence);
     if (kind == OpKind::barrier) return text;
-    text += concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ", envelope.count,
-                   is_plain_scatter(envelope) ? " row" : " element", envelope.count == 1 ? "" : "s");
+    text +=
+        concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ", envelope.count,
+               is_plain_scatter(envelope) ? " row" : " element", envelope.count == 1 ? "" : "s");
     if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(envelope.op)));
     if (envelope.root >= 0) text += concat(", root ", envelope.root);
     if (!is_plain_scatter(envelope) && envelope.counts_hash != 0) {
@@ -63,10 +64,9 @@ bool RollCall::send_some() {
         const int peer = (transport_.rank() + step) % transport_.size();
         Wire& wire = wires_[static_cast<size_t>(peer)];
         if (wire.sent == sizeof(Envelope)) continue;
-        const size_t taken =
-            transport_.channel(peer, Stream::collective)
-                .try_send(reinterpret_cast<const std::byte*>(&mine_) + wire.sent,
-                          sizeof(Envelope) - wire.sent, true);
+        const size_t taken = transport_.channel(peer, Stream::collective)
+                                 .try_send(reinterpret_cast<const std::byte*>(&mine_) + wire.sent,
+                                           sizeof(Envelope) - wire.sent, true);
         wire.sent += taken;
         moved |= taken > 0;
     }

@@ -1,8 +1,8 @@
 // Before a collective moves data, every rank tells all others what it called, and compares.
 //
-// On mapped memory each rank posts its envelope on the board and reads the others' lines; otherwise each
-// rank sends its envelope to all others over the collective stream. Either way a rank knows who has not
-// arrived, and two different calls meet as a MismatchError that shows both.
+// On mapped memory each rank posts its envelope on the board and reads the others' lines; otherwise
+// each rank sends its envelope to all others over the collective stream. Either way a rank knows
+// who has not arrived, and two different calls meet as a MismatchError that shows both.
 #pragma once
 
 #include <optional>

@@ -15,13 +15,13 @@ namespace {
 
 constexpr int protocol_version = 1;
 
-// Processes with equal texts can share memory: same boot, process namespace, network namespace (in which
-// the socket lives that passes the memory) and user.
+// Processes with equal texts can share memory: same boot, process namespace, network namespace (in
+// which the socket lives that passes the memory) and user.
 std::string node_identity() {
     std::string boot = "unknown-boot";
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    struct stat pid_namespace {};
-    struct stat net_namespace {};
+    struct stat pid_namespace{};
+    struct stat net_namespace{};
     stat("/proc/self/ns/pid", &pid_namespace);
     stat("/proc/self/ns/net", &net_namespace);
     return concat(boot, '/', pid_namespace.st_ino, '/', net_namespace.st_ino, '/', geteuid());

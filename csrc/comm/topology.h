@@ -1,4 +1,5 @@
-// Which ranks share a node, and whether all ranks were set up alike; found out once per communicator.
+// Which ranks share a node, and whether all ranks were set up alike; found out once per
+// communicator.
 #pragma once
 
 #include <string>

@@ -21,7 +21,9 @@ constexpr int yield_passes = 40;
 // A pass that moves data looks at the clock only now and then.
 constexpr unsigned passes_between_looks = 256;
 
-Deadline next_look() { return Deadline::after(std::chrono::duration<double>(look_interval).count()); }
+Deadline next_look() {
+    return Deadline::after(std::chrono::duration<double>(look_interval).count());
+}
 
 }  // namespace
 
@@ -38,7 +40,9 @@ Error fault_error(const Fault& fault, int rank, bool earlier) {
 Engine::Engine(Transport& transport, bool spin)
     : transport_(transport), spin_(spin), point_to_point_(transport), next_look_(next_look()) {}
 
-Engine::~Engine() { stop(); }
+Engine::~Engine() {
+    stop();
+}
 
 void Engine::check_usable() {
     PYCOMM_CHECK(!stopping_.load(), argument, "this communicator is closed");
@@ -80,7 +84,8 @@ void Engine::run(TaskList tasks, const InterruptHook& hook) {
             try {
                 hook();
             } catch (...) {
-                // The buffers belong to the caller: leave only when no task can touch them any more.
+                // The buffers belong to the caller: leave only when no task can touch them any
+                // more.
                 interrupt = std::current_exception();
                 abort(concat("rank ", transport_.rank(), " was interrupted during ",
                              tasks.front()->describe()));
@@ -231,7 +236,9 @@ bool Engine::advance_collectives() {
             break_communicator({error.code(), transport_.rank(), error.ranks(), error.what()});
             return true;
         } catch (const std::exception& error) {
-            break_communicator({ErrorCode::comm, transport_.rank(), {},
+            break_communicator({ErrorCode::comm,
+                                transport_.rank(),
+                                {},
                                 concat(task.describe(), ": ", error.what())});
             return true;
         }
@@ -270,7 +277,8 @@ void Engine::look_around(const InterruptHook& hook) {
     const auto late = find_late_task();
     if (!late && !next_look_.expired()) return;
     next_look_ = next_look();
-    // A peer may have ended after its last bytes arrived, and bytes may have arrived with the deadline.
+    // A peer may have ended after its last bytes arrived, and bytes may have arrived with the
+    // deadline.
     if (auto lost = find_lost_peer()) {
         if (pass()) return;
         lost = find_lost_peer();
@@ -282,7 +290,9 @@ void Engine::look_around(const InterruptHook& hook) {
         hook();
     } catch (...) {
         const auto tasks = open_tasks();
-        break_communicator({ErrorCode::aborted, transport_.rank(), {transport_.rank()},
+        break_communicator({ErrorCode::aborted,
+                            transport_.rank(),
+                            {transport_.rank()},
                             concat("rank ", transport_.rank(), " was interrupted during ",
                                    tasks.empty() ? "a wait" : tasks.back()->describe())});
         throw;
@@ -293,7 +303,9 @@ std::optional<Fault> Engine::find_lost_peer() const {
     for (const auto& task : open_tasks()) {
         for (const int peer : task->waiting_on()) {
             if (peer == transport_.rank() || transport_.alive(peer)) continue;
-            return Fault{ErrorCode::peer_lost, transport_.rank(), {peer},
+            return Fault{ErrorCode::peer_lost,
+                         transport_.rank(),
+                         {peer},
                          concat("rank ", peer, " has ended or closed its communicator while rank ",
                                 transport_.rank(), " of ", transport_.size(), " waits for it in ",
                                 task->describe())};
@@ -306,11 +318,11 @@ std::optional<Fault> Engine::find_late_task() const {
     for (const auto& task : open_tasks()) {
         if (!task->deadline().expired()) continue;
         const auto missing = task->waiting_on();
-        return Fault{ErrorCode::timeout, transport_.rank(), missing,
-                     concat(task->describe(), " on rank ", transport_.rank(), " of ",
-                            transport_.size(), " timed out after ", task->deadline().seconds(),
-                            " s waiting for rank ", join_ranks(missing), ": ",
-                            task->timeout_hint())};
+        return Fault{
+            ErrorCode::timeout, transport_.rank(), missing,
+            concat(task->describe(), " on rank ", transport_.rank(), " of ", transport_.size(),
+                   " timed out after ", task->deadline().seconds(), " s waiting for rank ",
+                   join_ranks(missing), ": ", task->timeout_hint())};
     }
     return std::nullopt;
 }

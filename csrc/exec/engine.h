@@ -4,14 +4,15 @@
 // were submitted. Collectives run one after the other in the order they were issued; point-to-point
 // operations run side by side with them.
 //
-//   run():     the caller drives until its operations are finished; when the worker already drives, the caller
+//   run():     the caller drives until its operations are finished; when the worker already drives,
+//   the caller
 //              sleeps until the worker has finished them
 //   submit():  returns at once; the worker drives until nothing is left
 //
-// The driver passes over all operations; when nothing moves it spins (when every rank has a core) or
-// yields, then sleeps in the transport. About every 50 ms of waiting it looks at deadlines, at the life of
-// the peers it waits for and, on the caller's thread, at signals. The first error breaks the communicator
-// on every rank.
+// The driver passes over all operations; when nothing moves it spins (when every rank has a core)
+// or yields, then sleeps in the transport. About every 50 ms of waiting it looks at deadlines, at
+// the life of the peers it waits for and, on the caller's thread, at signals. The first error
+// breaks the communicator on every rank.
 #pragma once
 
 #include <atomic>
@@ -44,8 +45,8 @@ class Engine {
     // Blocks until all `tasks` are finished; throws the error of the first that failed.
     void run(TaskList tasks, const InterruptHook& hook);
     void submit(const std::shared_ptr<Task>& task);
-    // Blocks until the submitted `task` is finished, at most `seconds` (null: its own deadline ends it);
-    // returns whether it is.
+    // Blocks until the submitted `task` is finished, at most `seconds` (null: its own deadline ends
+    // it); returns whether it is.
     bool wait(const Task& task, std::optional<double> seconds, const InterruptHook& hook);
 
     // Breaks the communicator on all ranks; callable from any thread.

@@ -28,7 +28,8 @@ PointToPointTask::PointToPointTask(OpKind kind, const Buffer& buffer, int rank, 
       number_(number) {}
 
 std::string PointToPointTask::describe() const {
-    return concat(kind_name(kind_), " #", number_, " (", elements_text(buffer_.count, buffer_.dtype),
+    return concat(kind_name(kind_), " #", number_, " (",
+                  elements_text(buffer_.count, buffer_.dtype),
                   kind_ == OpKind::send ? " to rank " : " from rank ", peer_, ", tag ", tag_, ")");
 }
 
@@ -72,8 +73,8 @@ bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& fi
     while (!peer.sends.empty()) {
         PointToPointTask& task = *peer.sends.front();
         const size_t bytes = task.buffer_.bytes();
-        const Header header{task.buffer_.count, bytes, task.tag_,
-                            static_cast<uint8_t>(task.buffer_.dtype), {}};
+        const Header header{
+            task.buffer_.count, bytes, task.tag_, static_cast<uint8_t>(task.buffer_.dtype), {}};
         if (rank == transport_.rank()) {
             auto message = std::make_unique<Message>();
             message->header = header;
@@ -143,8 +144,9 @@ bool PointToPoint::read_header(int rank, Peer& peer) {
 // Decides where the payload of the message goes whose header was read.
 void PointToPoint::match(int rank, Peer& peer, std::vector<Outcome>& finished) {
     peer.payload_done = 0;
-    const auto found = std::find_if(peer.receives.begin(), peer.receives.end(),
-                                    [&](const auto& task) { return task->tag_ == peer.header.tag; });
+    const auto found =
+        std::find_if(peer.receives.begin(), peer.receives.end(),
+                     [&](const auto& task) { return task->tag_ == peer.header.tag; });
     if (found == peer.receives.end()) {
         auto message = std::make_unique<Message>();
         message->header = peer.header;
@@ -226,11 +228,11 @@ std::exception_ptr PointToPoint::compare(const Header& header,
                                          const PointToPointTask& receive) const {
     const DataType sent = static_cast<DataType>(header.dtype);
     if (header.count == receive.buffer_.count && sent == receive.buffer_.dtype) return nullptr;
-    const std::string text =
-        concat(receive.describe(), " on rank ", receive.rank_, ": rank ", receive.peer_, " sent ",
-               elements_text(header.count, sent), " with tag ", header.tag, ", but this rank expected ",
-               elements_text(receive.buffer_.count, receive.buffer_.dtype),
-               "; the message was dropped, later ones are intact");
+    const std::string text = concat(receive.describe(), " on rank ", receive.rank_, ": rank ",
+                                    receive.peer_, " sent ", elements_text(header.count, sent),
+                                    " with tag ", header.tag, ", but this rank expected ",
+                                    elements_text(receive.buffer_.count, receive.buffer_.dtype),
+                                    "; the message was dropped, later ones are intact");
     return std::make_exception_ptr(Error(ErrorCode::mismatch, text, {receive.peer_}));
 }
 

@@ -4,10 +4,10 @@
 //   receiver  reads the header, finds the first posted receive with that tag, and lets the payload
 //             flow into its buffer; when none has the tag the message is set aside in memory.
 //
-// The stream is read only while a receive from that peer is posted, so what nobody asked for waits at the
-// sender. Messages of one pair and tag keep their order. A receive whose count or dtype differs from the
-// message fails with MismatchError on the receiving rank; the message is dropped and the next one is
-// intact.
+// The stream is read only while a receive from that peer is posted, so what nobody asked for waits
+// at the sender. Messages of one pair and tag keep their order. A receive whose count or dtype
+// differs from the message fails with MismatchError on the receiving rank; the message is dropped
+// and the next one is intact.
 #pragma once
 
 #include <cstdint>

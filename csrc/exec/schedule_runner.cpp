@@ -108,7 +108,8 @@ bool ScheduleRunner::progress() {
 // False when an earlier, incomplete step of this round uses the channel.
 bool ScheduleRunner::claim_channels(const Step& step) {
     if (step.kind == StepKind::recv_reduce_all) {
-        const bool taken = std::find(recv_used_.begin(), recv_used_.end(), pass_) != recv_used_.end();
+        const bool taken =
+            std::find(recv_used_.begin(), recv_used_.end(), pass_) != recv_used_.end();
         std::fill(recv_used_.begin(), recv_used_.end(), pass_);
         return !taken;
     }
@@ -136,9 +137,9 @@ bool ScheduleRunner::advance(const Step& step, int64_t& bytes_done) {
 bool ScheduleRunner::advance_send(const Step& step, int64_t& bytes_done) {
     const int64_t left = step_bytes(step) - bytes_done;
     const int64_t piece = std::min(left, quantum_bytes);
-    const size_t taken = transport_.channel(step.peer, stream_)
-                             .try_send(at(step.src) + bytes_done, static_cast<size_t>(piece),
-                                       piece == left);
+    const size_t taken =
+        transport_.channel(step.peer, stream_)
+            .try_send(at(step.src) + bytes_done, static_cast<size_t>(piece), piece == left);
     bytes_done += static_cast<int64_t>(taken);
     return taken > 0;
 }
@@ -146,9 +147,9 @@ bool ScheduleRunner::advance_send(const Step& step, int64_t& bytes_done) {
 bool ScheduleRunner::advance_recv(const Step& step, int64_t& bytes_done) {
     const int64_t left = step_bytes(step) - bytes_done;
     const int64_t piece = std::min(left, quantum_bytes);
-    const size_t taken = transport_.channel(step.peer, stream_)
-                             .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece),
-                                       piece == left);
+    const size_t taken =
+        transport_.channel(step.peer, stream_)
+            .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece), piece == left);
     bytes_done += static_cast<int64_t>(taken);
     return taken > 0;
 }

@@ -47,7 +47,7 @@ class ScheduleRunner {
     Stream stream_;
     const Schedule& schedule_;
     Operands operands_;
-    int64_t element_;  // bytes
+    int64_t element_;   // bytes
     ReduceOp pair_op_;  // op of recv_reduce: avg sums first and is divided by the caller
     std::unique_ptr<std::byte[]> scratch_;
     size_t lane_ = 0;

@@ -33,7 +33,8 @@ class Task {
 
     const Deadline& deadline() const { return deadline_; }
 
-    // A copy of waiting_on() for threads other than the driver, renewed by the driver before it sleeps.
+    // A copy of waiting_on() for threads other than the driver, renewed by the driver before it
+    // sleeps.
     void publish_waiting() {
         auto peers = waiting_on();
         const std::lock_guard lock(waiting_mutex_);

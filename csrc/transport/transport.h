@@ -1,10 +1,10 @@
 // The seam between collectives and the ways bytes travel.
 //
 // A Transport connects the ranks of one communicator. It makes Channels: one ordered, reliable byte
-// stream per peer, direction and Stream. All calls but the constructor's bootstrap are non-blocking; the
-// caller makes progress on many channels in turn and, when nothing moves, sleeps in Transport::wait.
-// A transport is driven by one thread at a time; only wake(), post_fault() and fault() may be called
-// from other threads.
+// stream per peer, direction and Stream. All calls but the constructor's bootstrap are
+// non-blocking; the caller makes progress on many channels in turn and, when nothing moves, sleeps
+// in Transport::wait. A transport is driven by one thread at a time; only wake(), post_fault() and
+// fault() may be called from other threads.
 #pragma once
 
 #include <chrono>
@@ -46,16 +46,18 @@ class Channel {
     // Takes up to `bytes` bytes of `data`; returns how many it took, 0 when there is no room now.
     virtual size_t try_send(const void* data, size_t bytes, bool last) = 0;
     // The next received bytes, at most `bytes`, contiguous, aligned to 16 at the start of a message
-    // and by a multiple of 16 after it as long as the caller consumes multiples of 16. Empty when nothing
-    // has arrived. Valid until the next call on this channel's receiving side. The view holds at least
-    // min(bytes, min_view) bytes once the peer has sent them and the caller repeats the call.
+    // and by a multiple of 16 after it as long as the caller consumes multiples of 16. Empty when
+    // nothing has arrived. Valid until the next call on this channel's receiving side. The view
+    // holds at least min(bytes, min_view) bytes once the peer has sent them and the caller repeats
+    // the call.
     virtual std::span<const std::byte> peek(size_t bytes) = 0;
     // Frees the first `bytes` bytes of the view that peek returned.
     virtual void consume(size_t bytes, bool last) = 0;
     // Copies up to `bytes` received bytes to `data` and consumes them; returns how many.
     virtual size_t try_recv(void* data, size_t bytes, bool last) = 0;
 
-    // A view may end early where the transport's memory wraps, but not inside the first min_view bytes.
+    // A view may end early where the transport's memory wraps, but not inside the first min_view
+    // bytes.
     static constexpr size_t min_view = 16;
 };
 
@@ -77,10 +79,11 @@ static_assert(sizeof(Envelope) == 32);
 class Board {
   public:
     virtual ~Board() = default;
-    // Publishes `envelope` as this rank's line; overwrites the line of sequence - 2, which is safe since
-    // no rank starts operation s before all have posted s - 1.
+    // Publishes `envelope` as this rank's line; overwrites the line of sequence - 2, which is safe
+    // since no rank starts operation s before all have posted s - 1.
     virtual void post(const Envelope& envelope) = 0;
-    // The envelope of `peer` for operation `sequence`, or nothing when it has not arrived there yet.
+    // The envelope of `peer` for operation `sequence`, or nothing when it has not arrived there
+    // yet.
     virtual std::optional<Envelope> read(int peer, uint64_t sequence) const = 0;
 };
 
@@ -101,16 +104,17 @@ class Transport {
     virtual Channel& channel(int peer, Stream stream) = 0;  // peer != rank()
     // Null when ranks do not share memory.
     virtual Board* board() { return nullptr; }
-    // A new zeroed region of `bytes` bytes, mapped by all ranks; null when they cannot share memory.
-    // Collective over `bootstrap`. Throws TransportError on every rank when it cannot be had.
+    // A new zeroed region of `bytes` bytes, mapped by all ranks; null when they cannot share
+    // memory. Collective over `bootstrap`. Throws TransportError on every rank when it cannot be
+    // had.
     virtual std::shared_ptr<Region> make_region(Bootstrap& /*bootstrap*/, size_t /*bytes*/,
                                                 const Deadline& /*deadline*/) {
         return nullptr;
     }
 
-    // Sleeping without losing a wake-up: prepare_wait(); look once more for progress; then wait() (or
-    // cancel_wait() when there was some). wait returns when a peer changed something, when wake() was
-    // called after prepare_wait(), or after `at_most`; spurious returns are fine.
+    // Sleeping without losing a wake-up: prepare_wait(); look once more for progress; then wait()
+    // (or cancel_wait() when there was some). wait returns when a peer changed something, when
+    // wake() was called after prepare_wait(), or after `at_most`; spurious returns are fine.
     virtual void prepare_wait() = 0;
     virtual void cancel_wait() = 0;
     virtual void wait(std::chrono::nanoseconds at_most) = 0;

@@ -14,7 +14,8 @@ namespace {
 class AnonymousRegion final : public Region {
   public:
     explicit AnonymousRegion(size_t bytes) {
-        void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* memory =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         const int number = errno;
         PYCOMM_CHECK(memory != MAP_FAILED, transport, "cannot map ", bytes,
                      " bytes for ranks as threads: ", errno_text(number));

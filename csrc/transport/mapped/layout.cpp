@@ -7,7 +7,9 @@
 namespace pycomm {
 namespace {
 
-size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+size_t round_up(size_t value, size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
 
 }  // namespace
 

@@ -17,7 +17,8 @@ namespace pycomm {
 
 inline constexpr size_t cache_line = 64;
 
-// Written by the rank that breaks the communicator, read by all. `state` goes 0 -> writing -> ready.
+// Written by the rank that breaks the communicator, read by all. `state` goes 0 -> writing ->
+// ready.
 struct FaultRecord {
     static constexpr uint32_t writing = 1;
     static constexpr uint32_t ready = 2;
@@ -46,8 +47,8 @@ struct alignas(cache_line) BoardLine {
 };
 static_assert(sizeof(BoardLine) == cache_line);
 
-// Byte positions since the beginning; position modulo ring_bytes is the place in the ring. The sender
-// owns `head`, the receiver owns `tail`; each has its own cache line.
+// Byte positions since the beginning; position modulo ring_bytes is the place in the ring. The
+// sender owns `head`, the receiver owns `tail`; each has its own cache line.
 struct RingControl {
     alignas(cache_line) std::atomic<uint64_t> head;
     alignas(cache_line) std::atomic<uint64_t> tail;
@@ -68,7 +69,8 @@ class Layout {
         return reinterpret_cast<Doorbell*>(base + doorbells_)[rank];
     }
     BoardLine& board_line(std::byte* base, int rank, uint64_t sequence) const {
-        return reinterpret_cast<BoardLine*>(base + board_)[2 * rank + static_cast<int>(sequence & 1)];
+        return reinterpret_cast<BoardLine*>(base +
+                                            board_)[2 * rank + static_cast<int>(sequence & 1)];
     }
     RingControl& ring(std::byte* base, int from, int to, Stream stream) const;
     std::byte* ring_data(RingControl& control) const {

@@ -12,8 +12,12 @@ namespace {
 // A long copy is published piece by piece, so that the receiver starts before it is complete.
 constexpr size_t publish_bytes = 16384;
 
-uint64_t align_up(uint64_t position) { return (position + cache_line - 1) & ~(cache_line - 1); }
-uint64_t align_down(uint64_t position) { return position & ~(cache_line - 1); }
+uint64_t align_up(uint64_t position) {
+    return (position + cache_line - 1) & ~(cache_line - 1);
+}
+uint64_t align_down(uint64_t position) {
+    return position & ~(cache_line - 1);
+}
 
 }  // namespace
 

@@ -6,8 +6,9 @@
 //   sees tail: room again        <-----
 //
 // A message starts at a multiple of 64, so elements never straddle the end of the ring and the
-// receiver can compute on them in place. Positions are stored with sequential consistency, and so is
-// the peer's `sleeping` flag: either the sleeper sees the new position or the writer sees the sleeper.
+// receiver can compute on them in place. Positions are stored with sequential consistency, and so
+// is the peer's `sleeping` flag: either the sleeper sees the new position or the writer sees the
+// sleeper.
 #pragma once
 
 #include "transport/mapped/layout.h"

@@ -50,7 +50,9 @@ void MappedTransport::wait(std::chrono::nanoseconds at_most) {
     bell.sleeping.store(0, std::memory_order_seq_cst);
 }
 
-void MappedTransport::wake() { wake_rank(rank_, false); }
+void MappedTransport::wake() {
+    wake_rank(rank_, false);
+}
 
 void MappedTransport::post(const Envelope& envelope) {
     BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
@@ -99,9 +101,9 @@ const Fault* MappedTransport::fault() {
     if (record.state.load(std::memory_order_acquire) != FaultRecord::ready) return nullptr;
     const std::lock_guard lock(fault_mutex_);
     if (!fault_) {
-        fault_ = Fault{static_cast<ErrorCode>(record.code), record.reporter,
-                       std::vector<int>(record.ranks, record.ranks + record.rank_count),
-                       record.text};
+        fault_ =
+            Fault{static_cast<ErrorCode>(record.code), record.reporter,
+                  std::vector<int>(record.ranks, record.ranks + record.rank_count), record.text};
     }
     return &*fault_;
 }

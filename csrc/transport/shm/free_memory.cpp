@@ -59,12 +59,12 @@ uint64_t groups_available() {
         std::string group = line.substr(second + 1);
         if (group == "/" || group.find('/') != 0) group.clear();
         if (controllers.empty()) {
-            least = std::min(least, group_available("/sys/fs/cgroup", group, "memory.max",
-                                                    "memory.current"));
+            least = std::min(
+                least, group_available("/sys/fs/cgroup", group, "memory.max", "memory.current"));
         } else if (controllers.find("memory") != std::string::npos) {
-            least = std::min(least, group_available("/sys/fs/cgroup/memory", group,
-                                                    "memory.limit_in_bytes",
-                                                    "memory.usage_in_bytes"));
+            least =
+                std::min(least, group_available("/sys/fs/cgroup/memory", group,
+                                                "memory.limit_in_bytes", "memory.usage_in_bytes"));
         }
     }
     return least;

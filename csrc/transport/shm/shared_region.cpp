@@ -46,7 +46,9 @@ class MemfdRegion final : public Region {
     ~MemfdRegion() override { munmap(data_, bytes_); }
 };
 
-std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }
+std::string mebibytes(uint64_t bytes) {
+    return concat((bytes + (1 << 20) - 1) >> 20, " MiB");
+}
 
 FileDescriptor create_memfd(size_t bytes) {
     const FreeMemory free = free_shared_memory();
@@ -84,8 +86,8 @@ FileDescriptor listen_on(const std::string& name, int backlog) {
     PYCOMM_CHECK_SYSCALL(listener.get(), "socket");
     socklen_t length = 0;
     const sockaddr_un address = socket_address(name, length);
-    PYCOMM_CHECK_SYSCALL(
-        bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length), "bind");
+    PYCOMM_CHECK_SYSCALL(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length),
+                         "bind");
     PYCOMM_CHECK_SYSCALL(listen(listener.get(), backlog), "listen");
     return listener;
 }
@@ -146,8 +148,7 @@ void pass_to_others(const FileDescriptor& listener, const FileDescriptor& memfd,
             PYCOMM_FAIL(timeout, "only ", served, " of ", others,
                         " ranks fetched the shared memory within ", deadline.seconds(), " s");
         }
-        const FileDescriptor connection(
-            accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        const FileDescriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
         if (connection.get() < 0) continue;
         ucred peer{};
         socklen_t length = sizeof(peer);

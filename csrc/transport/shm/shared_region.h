@@ -1,5 +1,5 @@
-// Memory shared by processes of one node: a memfd that rank 0 creates and passes to the others over a
-// Unix socket. It has no name, so nothing can clash and nothing is left behind.
+// Memory shared by processes of one node: a memfd that rank 0 creates and passes to the others over
+// a Unix socket. It has no name, so nothing can clash and nothing is left behind.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace pycomm {
 std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
                                            const Deadline& deadline);
 
-// Bytes of memory that this process may still take: the least of the machine's available memory, the
-// limits of its control groups and RLIMIT_FSIZE. `source` names the one that is the least.
+// Bytes of memory that this process may still take: the least of the machine's available memory,
+// the limits of its control groups and RLIMIT_FSIZE. `source` names the one that is the least.
 struct FreeMemory {
     uint64_t bytes;
     const char* source;

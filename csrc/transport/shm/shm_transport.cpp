@@ -75,8 +75,7 @@ class ShmTransport final : public MappedTransport {
 std::unique_ptr<Transport> make_shm_transport(Bootstrap& bootstrap, int64_t buffer_bytes,
                                               const Deadline& deadline) {
     std::vector<ProcessWatch> watches;
-    for (const std::string& pid :
-         bootstrap.all_gather(std::to_string(getpid()), deadline)) {
+    for (const std::string& pid : bootstrap.all_gather(std::to_string(getpid()), deadline)) {
         watches.emplace_back(static_cast<pid_t>(std::strtol(pid.c_str(), nullptr, 10)));
     }
     const Layout layout(bootstrap.size(), buffer_bytes);
