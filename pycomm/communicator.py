@@ -414,8 +414,12 @@ class Communicator:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Sends ``x`` to ``dst`` and receives ``out`` from ``src`` at the same time. Returns
-        ``out``.""" with self.group():
+        """Sends ``x`` to ``dst`` and receives ``out`` from ``src`` at the same time.
+
+        Returns:
+            ``out``.
+        """
+        with self.group():
             self.send(x, dst, tag, timeout=timeout)
             self.recv(out, src, tag, timeout=timeout)
         return out
@@ -529,9 +533,7 @@ class Communicator:
             raise ArgumentError(f"dtype is {dtype!r}: {error}") from None
         check_array(template, "the array")
         extents = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-        extents = [
-            check_int(n, "shape", 0, None, "integers of 0 or more") for n in extents
-        ]
+        extents = [check_int(n, "shape", 0, None, "integers of 0 or more") for n in extents]
         count = 1
         for extent in extents:
             count *= extent
@@ -664,8 +666,8 @@ class Communicator:
         async_op: bool = False,
         result: Any = None,
     ) -> Any:
-        """Packs, starts or runs, and unpacks. ``result`` replaces ``target`` as the value
-        returned.""" if self._pending() is not None:
+        """Packs, starts or runs, and unpacks; returns ``result``, or ``target`` without it."""
+        if self._pending() is not None:
             raise ArgumentError(f"{kind} inside group(); expected point-to-point calls only")
         seconds = check_timeout(timeout)
         value = target if result is None else result
