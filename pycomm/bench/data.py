@@ -108,7 +108,8 @@ class Pattern:
             return _hash(rank) & np.uint64(1)
         # At most one rank stands out at an element, and at some elements none does.
         place: Array = (_hash(0) + np.uint64(rank)) % np.uint64(2 * self.ranks)
-        return place != 0 if self.op in ("prod", "min", "band") else place == 0
+        values: Array = place != 0 if self.op in ("prod", "min", "band") else place == 0
+        return values
 
     def _integers(self, rank: int) -> Array:
         if self.op in ("band", "bor"):

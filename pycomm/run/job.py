@@ -30,6 +30,8 @@ EXIT_CANNOT_START = 126
 KILL_GRACE_S = 2.0
 LEAVE_GRACE_S = 10.0
 GIVE_UP_S = 5.0
+# On a terminal, a line without an end is shown when nothing else happens for this long.
+QUESTION_S = 0.2
 # Covers the capacity of a pipe; without a bound, something that the rank left running could go on
 # writing for ever.
 _DRAIN_READS = 32
@@ -148,10 +150,15 @@ class Job:
         for sink in {self._out, self._err}:
             if sink.waiting:
                 poller.register(sink.fd, select.POLLOUT)
-        # An hour at most: poll() takes its milliseconds as an int.
-        for fd, _ in poller.poll(math.ceil(max(0.0, min(timeout, 3600.0)) * 1000)):
+        asking = [stream for stream in streams.values() if stream.asking]
+        limit = QUESTION_S if asking else 3600.0  # poll() takes its milliseconds as an int
+        events = poller.poll(math.ceil(max(0.0, min(timeout, limit)) * 1000))
+        for fd, _ in events:
             if fd in streams:
                 streams[fd].read_some()
+        if not events:
+            for stream in asking:
+                stream.show_partial()
         self._out.write_some()
         self._err.write_some()
 

@@ -4,6 +4,9 @@
 A `RankStream` reads the pipe of one rank and hands whole lines to a `Sink`; a `Sink` writes to the
 launcher's own stdout or stderr as fast as its reader takes it. Neither blocks, so that a slow
 reader delays output and nothing else: signals, failures and the time limit are still seen.
+
+On a terminal, and only there, a line that stays without an end for a moment is shown as it is: it
+may be a question to the person there. Another rank's line then starts on a line of its own.
 """
 
 from __future__ import annotations
@@ -25,11 +28,15 @@ class Sink:
     Attributes:
         fd: The descriptor.
         broken: True once its reader is gone; what is put in later is dropped.
+        interactive: Whether it is a terminal.
+        open_line: The stream whose line was begun and not ended, if any.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
+        self.interactive = os.isatty(fd)
+        self.open_line: RankStream | None = None
         self._waiting = bytearray()
         # Writing to a regular file never waits for a reader. The descriptor of anything else is
         # shared with other programs (a terminal with its shell), so it must not be made
@@ -46,8 +53,14 @@ class Sink:
         """Whether its producers should pause."""
         return len(self._waiting) > HIGH_WATER_BYTES
 
-    def put(self, data: bytes | bytearray) -> None:
-        """Queues bytes. Call `write_some` to write them."""
+    def put(self, data: bytes | bytearray, source: RankStream | None = None) -> None:
+        """Queues bytes, after the end of an open line of another stream than `source`.
+
+        Call `write_some` to write them.
+        """
+        if self.open_line is not None and self.open_line is not source:
+            self._waiting += b"\n"
+        self.open_line = None
         if not self.broken:
             self._waiting += data
 
@@ -118,14 +131,28 @@ class RankStream:
             self.close()
         return bool(data)
 
+    @property
+    def asking(self) -> bool:
+        """Whether a line without an end waits that a person might have to see."""
+        return self.sink.interactive and bool(self._partial)
+
+    def show_partial(self) -> None:
+        """Shows a line that has no end yet; what follows continues it."""
+        self.sink.put(self._line_start() + self._partial, self)
+        self.sink.open_line = self
+        self._partial = bytearray()
+
     def close(self) -> None:
         """Closes the pipe. A last line without an end is passed on, with an end if prefixed."""
         if not self.open:
             return
         self.open = False
         os.close(self.fd)
-        if self._partial:
+        if self._partial or self.sink.open_line is self:
             self._emit_partial()
+
+    def _line_start(self) -> bytes:
+        return b"" if self.sink.open_line is self else self._prefix
 
     def _take(self, data: bytes) -> None:
         end = data.rfind(b"\n")
@@ -138,9 +165,10 @@ class RankStream:
         lines = (
             self._partial.replace(b"\n", b"\n" + self._prefix) if self._prefix else self._partial
         )
-        self.sink.put(self._prefix + lines + b"\n")
+        self.sink.put(self._line_start() + lines + b"\n", self)
         self._partial = bytearray(memoryview(data)[end + 1 :])
 
     def _emit_partial(self) -> None:
-        self.sink.put(self._prefix + self._partial + (b"\n" if self._end_last_line else b""))
+        end = b"\n" if self._end_last_line else b""
+        self.sink.put(self._line_start() + self._partial + end, self)
         self._partial = bytearray()

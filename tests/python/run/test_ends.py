@@ -60,6 +60,24 @@ def test_exception_shows_its_traceback(launcher: Any) -> None:
     assert traceback < done.stderr.index(b"pycomm.run: rank 2")
 
 
+def test_exception_before_a_barrier(launcher: Any) -> None:
+    script = launcher.script("""
+        import pycomm
+        comm = pycomm.init(timeout=60)
+        total = comm.all_reduce(__import__("numpy").full(3, 1.0 + comm.rank))
+        print("sum", *total)
+        if comm.rank == 1:
+            raise ValueError("before the barrier")
+        comm.barrier()
+    """)
+    start = time.monotonic()
+    done = launcher.run("-n", "3", script)
+    assert time.monotonic() - start < 10
+    assert done.returncode == 1
+    assert b"[1] ValueError: before the barrier" in done.stderr
+    assert b"[1] sum 6.0 6.0 6.0" in done.stdout
+
+
 def test_killed_rank(launcher: Any) -> None:
     script = launcher.script("""
         import os, signal, time

@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import collections
 import os
+import pty
 import re
+import select
 import subprocess
 import sys
+import termios
 from typing import Any
 
 from pycomm.run.output import HIGH_WATER_BYTES, RankStream, Sink, make_sinks
@@ -104,6 +107,41 @@ def test_stdin_goes_to_rank_0_only(launcher: Any) -> None:
     script = launcher.script("import sys; print(repr(sys.stdin.read()))")
     done = launcher.run("-n", "3", script, stdin=b"some\ninput\n")
     assert sorted(done.stdout.splitlines()) == [b"[0] 'some\\ninput\\n'", b"[1] ''", b"[2] ''"]
+
+
+def test_a_question_shows_on_a_terminal(launcher: Any) -> None:
+    script = launcher.script("""
+        import os, time
+        if os.environ["RANK"] == "0":
+            print("hello", input("name? "))
+        else:
+            while not os.path.exists("go"):
+                time.sleep(0.01)
+            print("meanwhile")
+    """)
+    own, terminal = pty.openpty()
+    settings = termios.tcgetattr(terminal)
+    settings[1] &= ~termios.OPOST  # "\\n" stays "\\n"
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, settings)
+    process = launcher.start("-n", "2", script, stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    shown = b""
+
+    def read_until(end: bytes) -> None:
+        nonlocal shown
+        while not shown.endswith(end):
+            assert select.select([own], [], [], 20)[0], shown
+            shown += os.read(own, 4096)
+
+    read_until(b"[0] name? ")
+    (launcher.folder / "go").touch()
+    read_until(b"[0] name? \n[1] meanwhile\n")
+    os.write(own, b"Ada\n")
+    read_until(b"[1] meanwhile\n[0] hello Ada\n")
+    assert process.wait(timeout=20) == 0
+    process.stderr.close()
+    os.close(own)
 
 
 def test_output_to_a_file(launcher: Any) -> None:
