@@ -154,7 +154,8 @@ def _mpi_bootstrap(rank_name: str, rank: int, size_name: str, size: int) -> _cor
     except ImportError as error:
         raise ArgumentError(
             f"{size_name}={size} says that mpirun started this process, but mpi4py cannot be "
-            f"imported ({error}); pip install 'pycomm[mpi]', or start with python -m pycomm.run -n {size}"
+            f"imported ({error}); pip install 'pycomm[mpi]', or start with "
+            f"python -m pycomm.run -n {size}"
         ) from error
     world = MPI.COMM_WORLD
     if world.Get_size() != size or world.Get_rank() != rank:
