@@ -1,4 +1,4 @@
-"""The program that one rank of `ranks.run_ranks` runs: it calls the function and writes what came of it.
+"""The program of one rank of `ranks.run_ranks`: calls the function, writes what came of it.
 
 Usage: rank_process.py FOLDER. FOLDER/job holds the pickled Job; the outcome goes to FOLDER/rank.N.
 """

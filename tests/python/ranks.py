@@ -6,10 +6,11 @@
     for outcome in run_ranks(4, job, 1000, launcher="mpirun"):
         assert outcome.get().sum() == 6000
 
-The ranks are real processes, started by ``python -m pycomm.run`` ("run"), by the mpirun beside this Python ("mpirun",
-skips when there is none) or one by one with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT ("env"); or threads of this
-process ("threads"). Past the outer limit everything is killed and the test fails with what is known; afterwards no
-process is left, or the test fails as well. `run_script` does the same for the text of a program.
+The ranks are real processes, started by ``python -m pycomm.run`` ("run"), by the mpirun beside this
+Python ("mpirun", skips when there is none) or one by one with RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT ("env"); or threads of this process ("threads"). Past the outer limit everything is
+killed and the test fails with what is known; afterwards no process is left, or the test fails too.
+`run_script` does the same for the text of a program.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE = Path(pycomm.__file__).resolve().parents[1]
 # Variables of launchers that must not reach the ranks from outside.
 _FOREIGN = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYCOMM_STORE PYCOMM_LAUNCHER".split()
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PYCOMM_STORE",
+    "PYCOMM_LAUNCHER",
 )
 _FOREIGN_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDRA_", "TORCHELASTIC_")
 _MARK = "PYCOMM_TEST_JOB"
@@ -68,9 +76,9 @@ class Outcome:
     traceback: str = ""
     # Of the function, without starting and ending the process.
     seconds: float = 0.0
-    # Own exit code under "env" (negative: signal), the launcher's under "run" and "mpirun", None for threads.
+    # Own exit code under "env" (negative: signal), the launcher's under "run" and "mpirun".
     exit_code: int | None = None
-    # Own output under "env"; all ranks' together under "run" and "mpirun"; not captured for threads.
+    # Own output under "env"; all ranks' together under "run" and "mpirun"; empty for threads.
     stdout: str = ""
     stderr: str = ""
 
@@ -130,7 +138,7 @@ def run_ranks(
         timeout: Outer limit in seconds: afterwards all is killed and the test fails.
         env: Variables for the ranks, beyond those of this process.
         init: Whether to make the communicator; without it the call is ``target(*args)``.
-        init_timeout: For ``pycomm.init``, thus also of operations without timeout. None: the default.
+        init_timeout: For ``pycomm.init``, thus also of operations without timeout; None leaves it.
     """
     if launcher == "threads":
         return _run_threads(n, target, args, timeout, env or {}, init_timeout)
@@ -153,7 +161,7 @@ def run_script(
     env: Mapping[str, str] | None = None,
     launcher_args: Sequence[str] = (),
 ) -> Finished:
-    """Runs the text of a program on ``n`` ranks, with ``args`` and the launcher's ``launcher_args``."""
+    """Runs the text of a program with ``args`` on ``n`` ranks; see :func:`run_ranks`."""
     with tempfile.TemporaryDirectory(prefix="script-") as name:
         folder = Path(name)
         script = folder / "script.py"
@@ -180,7 +188,7 @@ def mpirun() -> str:
 
 
 def rank_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without launcher variables, with ``env`` and pycomm on PYTHONPATH."""
+    """The environment for ranks: this one without launchers' variables, and ``env``."""
     result = {
         name: value
         for name, value in os.environ.items()
@@ -261,18 +269,7 @@ def _run_processes(
                 if launcher == "env":
                     own.update(RANK=str(index), WORLD_SIZE=str(n))
                     own.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **env)
-                with open(folder / f"out.{index}", "wb") as out, open(folder / f"err.{index}", "wb") as err:
-                    processes.append(
-                        subprocess.Popen(
-                            words,
-                            env=own,
-                            cwd=folder,
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=err,
-                            start_new_session=True,
-                        )
-                    )
+                processes.append(_start(words, own, folder, index))
             for process in processes:
                 try:
                     process.wait(max(0.0, start + timeout - time.monotonic()))
@@ -292,13 +289,29 @@ def _run_processes(
     if timed_out:
         reported = [rank for rank in range(n) if (folder / f"rank.{rank}").exists()]
         pytest.fail(
-            f"{n} ranks under {launcher}: not done after {timeout} s, killed; ranks that reported: {reported}\n"
+            f"{n} ranks under {launcher}: not done after {timeout} s, killed; "
+            f"ranks that reported: {reported}\n"
             f"stdout: {finished.stdout}\nstderr:\n" + "\n".join(finished.stderr),
             pytrace=False,
         )
     if left:
         pytest.fail(f"{n} ranks under {launcher}: processes {left} were left behind", pytrace=False)
     return finished
+
+
+def _start(
+    words: list[str], env: dict[str, str], folder: Path, index: int
+) -> subprocess.Popen[bytes]:
+    with open(folder / f"out.{index}", "wb") as out, open(folder / f"err.{index}", "wb") as err:
+        return subprocess.Popen(
+            words,
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager
@@ -377,7 +390,8 @@ def _run_threads(
         _fill(outcomes[rank], call(function, comms[rank], *args))
 
     threads = [
-        threading.Thread(target=body, args=(rank,), daemon=True, name=f"rank {rank}") for rank in range(n)
+        threading.Thread(target=body, args=(rank,), daemon=True, name=f"rank {rank}")
+        for rank in range(n)
     ]
     for thread in threads:
         thread.start()
@@ -386,7 +400,7 @@ def _run_threads(
         thread.join(max(0.0, deadline - time.monotonic()))
     hanging = [thread.name for thread in threads if thread.is_alive()]
     if hanging:
-        faulthandler.dump_traceback(file=sys.__stderr__)
+        faulthandler.dump_traceback(file=2)
         for comm in comms:
             comm.abort("the test's outer limit passed")
         for thread in threads:
@@ -403,4 +417,3 @@ def _resolve(target: str | Callable[..., Any]) -> Callable[..., Any]:
         return target
     module, _, name = target.partition(":")
     return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
-
