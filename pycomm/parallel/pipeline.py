@@ -207,9 +207,11 @@ class Pipeline:
             return None
         if x is None:
             raise ArgumentError("the rank of the first stage needs the input, it got None")
+        parts = split_rows(x, self.microbatches)
+        messages = [Message(part, row_count(part)) for part in parts]
+        empty = Message(None, 0, skip=True)
         return [
-            Message(part, row_count(part), skip=m > 0 and row_count(part) == 0)
-            for m, part in enumerate(split_rows(x, self.microbatches))
+            empty if m > 0 and not message.rows else message for m, message in enumerate(messages)
         ]
 
     def _run_with_loss(
