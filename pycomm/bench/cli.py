@@ -18,7 +18,7 @@ from pycomm.bench.peers import PEERS, Peer, PeerUnavailable
 from pycomm.bench.report import Table, write_json
 from pycomm.bench.results import Report, Row
 from pycomm.bench.runner import BenchOptions, memory_needed, problem, run_benchmark
-from pycomm.bench.sizes import format_size, parse_size, size_series
+from pycomm.bench.sizes import parse_size, size_series
 from pycomm.bench.timing import (
     MAX_ITERATIONS,
     MIN_ITERATIONS,
@@ -44,11 +44,15 @@ ranks 0 and 1, with more ranks between all pairs in turn; its time is half of a 
 
 time is the average over ranks (sendrecv: pairs) of the time of a call; min and max are over ranks.
 algbw = size / time. busbw = algbw times 2(n-1)/n for all_reduce, (n-1)/n for operations that split
-the buffer, 1 for the others. Without -n as many calls are timed as take about {TARGET_S:g} s, at
-least {MIN_ITERATIONS} and at most {MAX_ITERATIONS}. Without -w there are about {WARMUP_CALLS}
-untimed calls before, fewer if they take over {WARMUP_LIMIT_S:g} s. With --compare, pycomm and the
-other libraries take turns within each size. The check, on by default, is one more call on fresh
-data, and compares every bit.
+the buffer, 1 for the others.
+
+Without -n as many calls are timed as take about {TARGET_S:g} s: {MIN_ITERATIONS} to \
+{MAX_ITERATIONS} calls.
+Without -w there are about {WARMUP_CALLS} untimed calls before: fewer if they take over \
+{WARMUP_LIMIT_S:g} s.
+The check, on by default, is one more call on fresh data, and compares every bit.
+With --compare, pycomm and the other libraries take turns within each size; ratio is how many times
+as long the other library takes.
 
 Exit code: 0; 1 when a result was wrong; 2 for wrong arguments.
 """
@@ -114,10 +118,9 @@ def _make_parser() -> _Parser:
     add("-o", "--op", default="sum", choices=REDUCE_OPS, help="reduction (sum)")
     add("-r", "--root", type=count, default=0, help="root (0)")
     places = parser.add_mutually_exclusive_group()
-    place = places.add_argument
-    place("--in-place", dest="places", action="store_const", const=(IN_PLACE,), help="only this")
-    outside = (OUT_OF_PLACE,)
-    place("--out-of-place", dest="places", action="store_const", const=outside, help="only this")
+    for flag, place in (("--in-place", IN_PLACE), ("--out-of-place", OUT_OF_PLACE)):
+        text = f"measure only {flag[2:].replace('-', ' ')}"
+        places.add_argument(flag, dest="places", action="store_const", const=(place,), help=text)
     add("--symmetric", action="store_true", help="use symmetric memory for the buffers")
     add("--check", action=argparse.BooleanOptionalAction, default=True, help="check results (yes)")
     add(
@@ -197,8 +200,8 @@ def _check_machine(
     available = _available_memory()
     if available is not None and needed > available:
         raise _UsageError(
-            f"the buffers of the {comm.local_size} ranks of this node need {format_size(needed)} "
-            f"bytes, {format_size(available)} are available: choose a smaller -e"
+            f"the buffers of the {comm.local_size} rank(s) of this node need "
+            f"{needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are free: choose a smaller -e"
         )
     if path is not None:
         try:

@@ -20,14 +20,6 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def format_size(size: int) -> str:
-    """Writes a number of bytes in the largest unit that divides it: 65536 is ``64K``."""
-    for unit in ("T", "G", "M", "K"):
-        if size and size % _UNITS[unit] == 0:
-            return f"{size // _UNITS[unit]}{unit}"
-    return str(size)
-
-
 def size_series(
     begin: int, end: int, factor: int | None = None, step: int | None = None
 ) -> list[int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pycomm.bench.sizes import format_size, parse_size, size_series
+from pycomm.bench.sizes import parse_size, size_series
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,6 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size such as"):
         parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(4, "4"), (1024, "1K"), (1536, "1536"), (64 << 20, "64M"), (0, "0")]
-)
-def test_format(size: int, text: str) -> None:
-    assert format_size(size) == text
 
 
 @pytest.mark.parametrize(
