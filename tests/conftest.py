@@ -1,6 +1,6 @@
 """What every test gets: an outer time limit, and a check that it leaves no process behind.
 
-A test's main thread is interrupted when its limit passes: 120 s, or `@pytest.mark.timeout(seconds)`.
+A test's main thread is interrupted when its limit passes (120 s, or `@pytest.mark.timeout(s)`).
 Should it be stuck where no signal handler runs, all stacks are printed a little later and the whole
 run ends.
 """
