@@ -16,6 +16,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <iostream>
 #include <map>
 #include <random>
 #include <stdexcept>
@@ -89,6 +90,7 @@ struct Child {
 inline Child start_child(const std::function<std::string()>& work) {
     int ends[2];
     if (::pipe(ends) != 0) std::abort();
+    std::cout.flush();  // or the child would hold a second copy of what is buffered
     Child child;
     child.pid = ::fork();
     if (child.pid == 0) {
@@ -164,6 +166,14 @@ inline Bytes make_data(uint64_t seed, size_t bytes) {
     Bytes data(bytes);
     for (size_t i = 0; i < bytes; ++i) data[i] = pattern(seed, i);
     return data;
+}
+
+// How many of `bytes` bytes from place `start` of the pattern are right, counted to the first wrong
+// one.
+inline size_t matching_bytes(const std::byte* data, size_t bytes, uint64_t seed, size_t start) {
+    size_t i = 0;
+    while (i < bytes && data[i] == pattern(seed, start + i)) ++i;
+    return i;
 }
 
 // Messages to be sent and received, driven by one thread as the engine does it: pass over all
@@ -281,10 +291,11 @@ class Traffic {
 
     void check(const Message& message) const {
         const size_t bytes = message.data.size() - guard;
-        for (size_t i = 0; i < message.data.size(); ++i) {
-            const std::byte wanted = i < bytes ? pattern(message.seed, i) : sentinel;
-            expect(message.data[i] == wanted, "rank ", transport_.rank(), ": byte ", i, " of ",
-                   bytes, " is wrong");
+        const size_t right = matching_bytes(message.data.data(), bytes, message.seed, 0);
+        expect(right == bytes, "rank ", transport_.rank(), ": byte ", right, " of ", bytes,
+               " is wrong");
+        for (size_t i = bytes; i < message.data.size(); ++i) {
+            expect(message.data[i] == sentinel, "something was written behind the message");
         }
     }
 

@@ -60,10 +60,8 @@ inline void recv_in_place(Transport& transport, int peer, int message, size_t by
         });
         expect(view.size() <= left, "the view reaches into the next message");
         expect(aligned(view.data()), "byte ", done, " of message ", message, " is not aligned");
-        for (size_t i = 0; i < view.size(); ++i) {
-            expect(view[i] == pattern(seed, done + i), "byte ", done + i, " of message ", message,
-                   " is wrong");
-        }
+        const size_t right = matching_bytes(view.data(), view.size(), seed, done);
+        expect(right == view.size(), "byte ", done + right, " of message ", message, " is wrong");
         // Half of what is there, to leave a rest that the next view has to show again.
         size_t part = view.size() == left && left < 64 ? left : view.size() / 2 / 16 * 16;
         if (part == 0) part = view.size() == left ? left : 16;
@@ -95,9 +93,8 @@ inline void drain_channel(Transport& transport, int peer, Stream stream, uint64_
         done += channel.try_recv(data.data() + done, bytes - done, false);
         return done == bytes;
     });
-    for (size_t i = 0; i < bytes; ++i) {
-        expect(data[i] == pattern(seed, i), "byte ", i, " of ", bytes, " is wrong");
-    }
+    const size_t right = matching_bytes(data.data(), bytes, seed, 0);
+    expect(right == bytes, "byte ", right, " of ", bytes, " is wrong");
 }
 
 inline Fault sample_fault() {
@@ -249,9 +246,8 @@ TEST_CASE("contract: peek repeats itself, consume takes part") {
             received += channel.try_recv(rest.data() + received, rest.size() - received, true);
             return received == rest.size();
         });
-        for (size_t i = 0; i < rest.size(); ++i) {
-            expect(rest[i] == pattern(seed, done + i), "byte ", done + i, " is wrong");
-        }
+        const size_t right = matching_bytes(rest.data(), rest.size(), seed, done);
+        expect(right == rest.size(), "byte ", done + right, " is wrong");
         Traffic traffic(transport);
         traffic.recv(0, Stream::collective, 1, 3);
         traffic.run();
