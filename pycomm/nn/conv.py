@@ -3,7 +3,11 @@
 Every output pixel's input patch becomes a row of a matrix, so the convolution is a product with
 the weights:
 
-    image (rows, C, H, W) -> patches (rows * OH * OW, C * KH * KW) -> times W^T -> (rows, O, OH, OW)
+    image (rows, C, H, W) -> patches (rows * OH * OW, KH * KW * C) -> times W^T -> (rows, O, OH, OW)
+
+Channels are innermost in the patches, so both the copy into them and the sum out of them move
+runs of C numbers. Images made here look like (rows, channels, H, W) but lie in memory with
+channels innermost.
 
 The backward pass multiplies the other way and adds each patch's gradient back where the patch
 came from. The idea is from Chellapilla, Puri and Simard, "High Performance Convolutional Neural
@@ -69,7 +73,7 @@ class Conv2d(Module):
                 f"Conv2d takes (rows, {in_channels}, height, width), the input has shape {x.shape}"
             )
         patches, (height, width) = self._patches(x)
-        y = patches @ self.weight.data.reshape(out_channels, -1).T
+        y = patches @ self._matrix().T
         if self.bias is not None:
             y += self.bias.data
         image = y.reshape(x.shape[0], height, width, out_channels).transpose(0, 3, 1, 2)
@@ -80,14 +84,18 @@ class Conv2d(Module):
         patches, in_shape = context
         out_channels = self.weight.data.shape[0]
         flat = grad.transpose(0, 2, 3, 1).reshape(-1, out_channels)
-        self.weight.accumulate((flat.T @ patches).reshape(self.weight.data.shape))
+        grads = (flat.T @ patches).reshape(out_channels, *self.kernel, -1)
+        self.weight.accumulate(grads.transpose(0, 3, 1, 2).copy())
         if self.bias is not None:
             self.bias.accumulate(flat.sum(axis=0))
-        by_patch = flat @ self.weight.data.reshape(out_channels, -1)
-        return self._scatter(by_patch, in_shape, grad.shape[2:])
+        return self._scatter(flat @ self._matrix(), in_shape, grad.shape[2:])
+
+    def _matrix(self) -> Array:
+        """Return the weights as (out_channels, KH * KW * C), the order of the patches."""
+        return self.weight.data.transpose(0, 2, 3, 1).reshape(self.weight.data.shape[0], -1)
 
     def _patches(self, x: Array) -> tuple[Array, tuple[int, int]]:
-        """Copy every patch into a row: (rows * OH * OW, C * KH * KW), and return (OH, OW)."""
+        """Copy every patch into a row: (rows * OH * OW, KH * KW * C), and return (OH, OW)."""
         xp = array_module(x)
         (kernel_h, kernel_w), (pad_h, pad_w) = self.kernel, self.padding
         rows, channels, height, width = x.shape
@@ -96,13 +104,14 @@ class Conv2d(Module):
                 f"a {height}x{width} image with padding {self.padding} is smaller than the kernel "
                 f"{self.kernel}"
             )
-        padded = xp.zeros((rows, channels, height + 2 * pad_h, width + 2 * pad_w), x.dtype)
-        padded[:, :, pad_h : pad_h + height, pad_w : pad_w + width] = x
-        windows = xp.lib.stride_tricks.sliding_window_view(padded, self.kernel, axis=(2, 3))
-        windows = windows[:, :, :: self.stride[0], :: self.stride[1]]
-        out_h, out_w = windows.shape[2:4]
-        patches = windows.transpose(0, 2, 3, 1, 4, 5)
-        return patches.reshape(rows * out_h * out_w, channels * kernel_h * kernel_w), (out_h, out_w)
+        padded = xp.zeros((rows, height + 2 * pad_h, width + 2 * pad_w, channels), x.dtype)
+        inner = padded[:, pad_h : pad_h + height, pad_w : pad_w + width]
+        inner[...] = x.transpose(0, 2, 3, 1)
+        windows = xp.lib.stride_tricks.sliding_window_view(padded, self.kernel, axis=(1, 2))
+        windows = windows[:, :: self.stride[0], :: self.stride[1]].transpose(0, 1, 2, 4, 5, 3)
+        out_h, out_w = windows.shape[1:3]
+        patches = windows.reshape(rows * out_h * out_w, kernel_h * kernel_w * channels)
+        return patches, (out_h, out_w)
 
     def _scatter(self, by_patch: Array, in_shape: tuple[int, ...], out: tuple[int, ...]) -> Array:
         """Add the patches' gradients up where the patches overlap: the transpose of `_patches`."""
@@ -111,11 +120,11 @@ class Conv2d(Module):
         rows, channels, height, width = in_shape
         (kernel_h, kernel_w), (out_h, out_w) = self.kernel, out
         image = xp.zeros((rows, height + 2 * pad_h, width + 2 * pad_w, channels), by_patch.dtype)
-        taps = by_patch.reshape(rows, out_h, out_w, channels, kernel_h, kernel_w)
+        taps = by_patch.reshape(rows, out_h, out_w, kernel_h, kernel_w, channels)
         for i in range(kernel_h):
             for j in range(kernel_w):
                 ends = i + stride_h * out_h, j + stride_w * out_w
-                image[:, i : ends[0] : stride_h, j : ends[1] : stride_w] += taps[..., i, j]
+                image[:, i : ends[0] : stride_h, j : ends[1] : stride_w] += taps[:, :, :, i, j]
         inner = image[:, pad_h : pad_h + height, pad_w : pad_w + width]
         result: Array = inner.transpose(0, 3, 1, 2)
         return result

@@ -47,8 +47,13 @@ class Mesh:
         for name, value in (("dp", dp), ("pp", pp)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ArgumentError(f"{name} must be a positive integer, not {value!r}")
-        self.dp = dp if dp is not None else comm.size // pp if pp is not None else comm.size
-        self.pp = pp if pp is not None else comm.size // self.dp if dp is not None else 1
+        for name, value in (("dp", dp), ("pp", pp)):
+            if value is not None and comm.size % value:
+                raise ArgumentError(
+                    f"{name}={value} does not divide the communicator's {comm.size} ranks"
+                )
+        self.pp = pp if pp is not None else comm.size // dp if dp is not None else 1
+        self.dp = dp if dp is not None else comm.size // self.pp
         if self.dp * self.pp != comm.size:
             raise ArgumentError(
                 f"a mesh of dp={self.dp} x pp={self.pp} needs {self.dp * self.pp} ranks, the "

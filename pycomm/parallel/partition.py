@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pycomm.errors import ArgumentError
 
@@ -23,10 +23,8 @@ def split_evenly(count: int, parts: int) -> list[range]:
 def split_by_cost(costs: Sequence[float], parts: int) -> list[range]:
     """Split layers into `parts` ranges so that the dearest range is as cheap as it can be.
 
-    Dynamic programming over (parts, layers), the linear partition problem: the best split of the
-    first j layers into p parts ends with a last part i..j, whose cost is compared with the best
-    split of the first i layers into p - 1 parts. O(parts * layers^2). Among equal splits the one
-    whose last parts are shortest is taken.
+    Among such splits the one with the least sum of squared costs is taken, which evens out the
+    ranges beside the dearest. O(parts * layers^2).
 
     Args:
         costs: One number >= 0 per layer, such as its parameters or its time.
@@ -35,22 +33,46 @@ def split_by_cost(costs: Sequence[float], parts: int) -> list[range]:
     Raises:
         ArgumentError: there are fewer layers than parts, or a cost is negative or not a number.
     """
-    count = len(costs)
-    _check(count, parts)
-    if not all(cost >= 0 for cost in costs):
+    _check(len(costs), parts)
+    if not all(0 <= cost < float("inf") for cost in costs):
         raise ArgumentError(f"costs must be numbers >= 0, not {list(costs)}")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    best = [0.0 if j == 0 else float("inf") for j in range(count + 1)]
+
+    def cost_of(part: range) -> float:
+        return sums[part.stop] - sums[part.start]
+
+    dearest = _best_split(len(costs), parts, cost_of, max)
+    limit = max(cost_of(part) for part in dearest)
+    return _best_split(
+        len(costs),
+        parts,
+        lambda part: cost_of(part) ** 2 if cost_of(part) <= limit else float("inf"),
+        lambda before, cost: before + cost,
+    )
+
+
+def _best_split(
+    count: int,
+    parts: int,
+    cost_of: Callable[[range], float],
+    total: Callable[[float, float], float],
+) -> list[range]:
+    """Return the split whose parts' costs, joined by `total`, are least: dynamic programming.
+
+    The best split of the first j layers into p parts ends with some part i..j, whose cost is
+    joined with that of the best split of the first i layers into p - 1 parts.
+    """
+    best = [0.0] + [float("inf")] * count
     starts: list[list[int]] = []
     for part in range(1, parts + 1):
-        row, start = [float("inf")] * (count + 1), [0] * (count + 1)
+        row, start = [float("inf")] * (count + 1), [part - 1] * (count + 1)
         for j in range(part, count + 1):
             for i in range(part - 1, j):
-                dearest = max(best[i], sums[j] - sums[i])
-                if dearest <= row[j]:
-                    row[j], start[j] = dearest, i
+                joined = total(best[i], cost_of(range(i, j)))
+                if joined < row[j]:
+                    row[j], start[j] = joined, i
         best = row
         starts.append(start)
     ranges, end = [], count

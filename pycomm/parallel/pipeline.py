@@ -15,7 +15,7 @@ from pycomm.parallel.batches import join, row_count, split_rows
 from pycomm.parallel.data_parallel import DataParallel
 from pycomm.parallel.messages import Message
 from pycomm.parallel.partition import split_by_cost, split_by_sizes, split_evenly
-from pycomm.parallel.runner import Runner
+from pycomm.parallel.runner import Runner, Turn
 from pycomm.parallel.schedules import (
     SCHEDULES,
     Action,
@@ -38,7 +38,10 @@ class Pipeline:
 
     Every rank builds the same whole model (from the same seed), then keeps its own stage.
     `train_step` leaves in the stage's parameters the gradient of the mean loss over the batch,
-    the same as one process would compute. All methods that compute are collective.
+    the same as one process would compute. All methods that compute are collective. An exception
+    while a batch is on its way, such as a wrong label found by the last stage, aborts `comm` (and
+    `replicas`) with its text: the other stages are waiting for this one, and raise AbortedError
+    instead.
 
     Args:
         model: A `Sequential`, or its layers.
@@ -187,7 +190,7 @@ class Pipeline:
             `everywhere`.
         """
         with _Evaluating(self.stages.values()):
-            outputs = self._runner.run(self._forwards[self.comm.rank], self._feed(x), None)
+            outputs = self._run(self._forwards[self.comm.rank], self._feed(x), None)
         parts = [outputs[m].value for m in sorted(outputs) if not outputs[m].skip]
         output = join(parts) if self.is_last else None
         return self._give_to_all(output) if everywhere else output
@@ -214,6 +217,19 @@ class Pipeline:
             empty if m > 0 and not message.rows else message for m, message in enumerate(messages)
         ]
 
+    def _run(
+        self, actions: Sequence[Action], inputs: list[Message] | None, turn: Turn | None
+    ) -> dict[int, Message]:
+        """Run a list; when it fails here, let the ranks that wait for this one know."""
+        try:
+            return self._runner.run(actions, inputs, turn)
+        except BaseException as error:
+            reason = f"Pipeline: {type(error).__name__}: {error}"
+            self.comm.abort(reason)
+            if self._replicas is not None:
+                self._replicas.abort(reason)
+            raise
+
     def _run_with_loss(
         self, actions: Sequence[Action], x: Any, labels: Any, *, train: bool
     ) -> float:
@@ -236,7 +252,7 @@ class Pipeline:
             sums[0] += loss * divisor
             return grad
 
-        outputs = self._runner.run(actions, self._feed(x), turn if train else None)
+        outputs = self._run(actions, self._feed(x), turn if train else None)
         for microbatch, message in outputs.items():
             if not message.skip:
                 turn(microbatch, message.value)

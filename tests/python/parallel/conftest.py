@@ -21,7 +21,7 @@ def run_on_threads(ranks: int, function: Callable[[Any], Any]) -> list[Any]:
 
     The first error of any rank is raised again. The others are released by aborting their world.
     """
-    comms = pycomm.thread_world(ranks)
+    comms = pycomm.thread_world(ranks, timeout=LIMIT_SECONDS / 2)
     results: list[Any] = [None] * ranks
     errors: list[BaseException] = []
 
@@ -42,7 +42,11 @@ def run_on_threads(ranks: int, function: Callable[[Any], Any]) -> list[Any]:
         raise errors[0]
     if any(thread.is_alive() for thread in threads):
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+        for comm in comms:
+            comm.abort()
         pytest.fail(f"ranks {stuck} did not end within {LIMIT_SECONDS:g} s")
+    for comm in comms:
+        comm.close()
     return results
 
 

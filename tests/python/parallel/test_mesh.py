@@ -76,9 +76,13 @@ def test_rows_are_shared_as_evenly_as_can_be(run_ranks: RunRanks) -> None:
 
 def test_a_grid_that_does_not_fit(run_ranks: RunRanks) -> None:
     def one_rank(comm: Any) -> None:
-        for sizes in ({"dp": 2, "pp": 2}, {"dp": 2}, {"pp": 2}, {"dp": 4}, {"pp": 7}):
-            with pytest.raises(ArgumentError, match=r"dp=\d x pp=\d needs \d ranks, .* has 3"):
+        for sizes in ({"dp": 2, "pp": 2}, {"dp": 2}, {"pp": 2}, {"dp": 3, "pp": 7}):
+            with pytest.raises(ArgumentError, match=r"[dp]p=[27] does not divide .* 3 ranks"):
                 Mesh(comm, **sizes)
+        for dp, pp in ((1, 1), (3, 3)):
+            message = f"dp={dp} x pp={pp} needs {dp * pp} ranks, the communicator has 3"
+            with pytest.raises(ArgumentError, match=message):
+                Mesh(comm, dp=dp, pp=pp)
         for wrong in (0, -1, 1.5, "2"):
             with pytest.raises(ArgumentError, match="dp must be a positive integer, not"):
                 Mesh(comm, dp=wrong)  # type: ignore[arg-type]

@@ -46,14 +46,16 @@ def test_cost_split_is_the_best_of_all() -> None:
             parts = split_by_cost(costs, stages)
             assert len(parts) == stages
             assert_covers(parts, count)
-            best = min(
-                max(sum(costs[a:b]) for a, b in zip((0, *cuts), (*cuts, count), strict=True))
+            of_splits = [
+                [sum(costs[a:b]) for a, b in zip((0, *cuts), (*cuts, count), strict=True)]
                 for cuts in combinations(range(1, count), stages - 1)
-            )
-            assert max(sum(costs[i] for i in part) for part in parts) == best, (costs, stages)
+            ]
+            best = min((max(split), sum(cost**2 for cost in split)) for split in of_splits)
+            mine = [sum(costs[i] for i in part) for part in parts]
+            assert (max(mine), sum(cost**2 for cost in mine)) == best, (costs, stages)
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan")])
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_costs_must_be_numbers(bad: float) -> None:
     with pytest.raises(ArgumentError, match="costs must be numbers >= 0"):
         split_by_cost([1.0, bad, 2.0], 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from pycomm import nn
-from pycomm.errors import ArgumentError
+from pycomm.errors import AbortedError, ArgumentError
 from pycomm.nn import Array
 from pycomm.parallel import Action, Pipeline, ScheduleError, gpipe
 
@@ -322,7 +323,7 @@ def test_partition_and_names(run_ranks: RunRanks) -> None:
     first, second = run_ranks(2, one_rank)
     assert first["even"] == [[0, 1, 2], [3, 4, 5]]
     assert first["sizes"] == [[0], [1, 2, 3, 4, 5]]
-    assert first["parameters"] == [[0, 1], [2, 3, 4, 5]]
+    assert first["parameters"] == [[0], [1, 2, 3, 4, 5]]
     assert first["costs"] == [[0], [1, 2, 3, 4, 5]]
     assert first["names"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert second["names"] == ["4.weight", "4.bias", "5.weight", "5.bias"]
@@ -430,6 +431,27 @@ def test_the_ends_say_what_they_miss(run_ranks: RunRanks) -> None:
             pipe.infer((x, x[:3]))
 
     run_ranks(1, one_rank)
+
+
+def test_a_failing_stage_releases_the_others(run_ranks: RunRanks) -> None:
+    """Only the last stage sees the wrong label; the others would wait for its gradient."""
+    x, labels = batch(8)
+    labels[5] = 4
+
+    def one_rank(comm: Any) -> float:
+        pipe = Pipeline(make_model(), comm, microbatches=4)
+        started = time.monotonic()
+        if pipe.is_last:
+            with pytest.raises(ArgumentError, match=r"row 1 has label 4, outside \[0, 4\)"):
+                pipe.train_step(x, labels)
+        else:
+            with pytest.raises(
+                AbortedError, match="rank 2 aborted: Pipeline: ArgumentError: row 1"
+            ):
+                pipe.train_step(x, labels)
+        return time.monotonic() - started
+
+    assert max(run_ranks(3, one_rank)) < 5
 
 
 def test_the_schedule_prints_on_rank_0_alone(
