@@ -14,13 +14,15 @@ def cross_entropy(
     """Softmax cross-entropy: the sum over rows of -log softmax(logits)[label], divided by
     `divisor`.
 
-    With the default it is the mean. Parts of a batch, each called with the whole batch's row
+    A row counts along axis 0; the loss of a row with several labels is their mean. With the
+    default it is the mean. Parts of a batch, each called with the whole batch's row
     count as the divisor, have losses and gradients that add up to those of the whole batch.
 
     Args:
-        logits: Scores, (..., classes), float.
-        labels: Class numbers, (...), integers in [0, classes).
-        divisor: What the sum is divided by; None means the number of rows (1 when there are none).
+        logits: Scores, (rows, ..., classes), float.
+        labels: Class numbers, (rows, ...), integers in [0, classes).
+        divisor: What the sum is divided by; None means the number of rows (1 when there are
+            none).
 
     Returns:
         The loss, summed in double precision, and its gradient, of the logits' shape and dtype.
@@ -28,7 +30,7 @@ def cross_entropy(
     Raises:
         ArgumentError: shapes or types do not fit, or a label is out of range.
     """
-    if labels.shape != logits.shape[:-1] or labels.dtype.kind not in "iu":
+    if labels.ndim == 0 or labels.shape != logits.shape[:-1] or labels.dtype.kind not in "iu":
         raise ArgumentError(
             f"logits of shape {logits.shape} need integer labels of shape {logits.shape[:-1]}, "
             f"not {labels.dtype} of shape {labels.shape}"
@@ -43,10 +45,11 @@ def cross_entropy(
     shifted = scores - scores.max(axis=-1, keepdims=True)
     exponentials = xp.exp(shifted)
     total = exponentials.sum(axis=-1, keepdims=True)
-    row_losses = xp.log(total[:, 0]) - shifted[rows, targets]
+    losses = xp.log(total[:, 0]) - shifted[rows, targets]
     if divisor is None:
-        divisor = max(scores.shape[0], 1)
+        divisor = max(labels.shape[0], 1)
+    divisor *= max(int(np.prod(labels.shape[1:])), 1)
     grad = exponentials / total
     grad[rows, targets] -= 1
     grad /= grad.dtype.type(divisor)
-    return float(row_losses.sum(dtype=np.float64)) / divisor, grad.reshape(logits.shape)
+    return float(losses.sum(dtype=np.float64)) / divisor, grad.reshape(logits.shape)

@@ -90,8 +90,7 @@ class DataParallel(Module):
             if parameter.data.dtype.name not in ("float32", "float64"):
                 raise ArgumentError(
                     f"parameter {name} is {parameter.data.dtype}; gradients are averaged in "
-                    "float32 and "
-                    "float64 only"
+                    "float32 and float64 only"
                 )
         self._buckets = make_buckets(reversed(trained), int(bucket_mb * 2**20))
         self._bucket_of = {id(p): i for i, b in enumerate(self._buckets) for p in b.parameters}
@@ -146,17 +145,19 @@ class DataParallel(Module):
         counts, inner = context
         weight = _rows(grad) if weight is None else float(weight)
         scale = weight if self.loss == "mean" else 1.0
+        if not 0 <= weight < float("inf"):
+            raise ArgumentError(f"weight must be a number >= 0, not {weight}")
         self._begin(weight)
-        if not self._sync:
-            return _scaled(
-                self.model.backward(inner, _scaled(grad, scale)), 1 / scale if scale else 1
-            )
-        reduction = _Reduction(self, counts)
-        reduction.start_ready()
-        with self._watch("backward", reduction.before_layer, reduction.after_layer):
+        if self._sync:
+            reduction = _Reduction(self, counts)
+            reduction.start_ready()
+            with self._watch("backward", reduction.before_layer, reduction.after_layer):
+                grad_in = self.model.backward(inner, _scaled(grad, scale))
+            self._finish(reduction)
+        else:
             grad_in = self.model.backward(inner, _scaled(grad, scale))
-        self._finish(reduction)
-        return _scaled(grad_in, 1 / scale if scale else 1)
+            self._window.filled = any(p.grad is not None for p in self._trained())
+        return _scaled(grad_in, 1 / scale if scale else 1.0)
 
     def synchronize(self) -> None:
         """Average what local backwards accumulated, without another one. Collective.
@@ -164,6 +165,9 @@ class DataParallel(Module):
         It stands for the synchronised backward on a rank that has no rows left, or none at all.
         """
         self._finish(_Reduction(self, Counter()))
+
+    def _trained(self) -> Iterator[Parameter]:
+        return (parameter for bucket in self._buckets for parameter in bucket.parameters)
 
     def _find_layers(self) -> dict[int, tuple[Module, list[Parameter]]]:
         """Find the modules that hold trained parameters themselves."""
@@ -208,11 +212,10 @@ class DataParallel(Module):
 
     def _begin(self, weight: float) -> None:
         """Note a backward; the first one of a window sets aside the gradients that stand there."""
-        parameters = [p for bucket in self._buckets for p in bucket.parameters]
-        if self._window.active and all(p.grad is None for p in parameters):
+        if self._window.filled and all(p.grad is None for p in self._trained()):
             self._window = _Window()  # they were zeroed meanwhile, so nothing is accumulated
         if not self._window.active:
-            for parameter in parameters:
+            for parameter in self._trained():
                 if parameter.grad is not None:
                     self._window.carried[id(parameter)] = parameter.grad
                     parameter.grad = None
@@ -251,10 +254,18 @@ class DataParallel(Module):
 
 
 class _Window:
-    """The backwards since the last synchronisation."""
+    """The backwards since the last synchronisation.
+
+    Attributes:
+        active: Whether there was one.
+        filled: Whether they left gradients.
+        weight: The sum of their weights.
+        carried: Gradients that stood there before, by the parameter's id.
+    """
 
     def __init__(self) -> None:
         self.active = False
+        self.filled = False
         self.weight = 0.0
         self.carried: dict[int, Array] = {}
 

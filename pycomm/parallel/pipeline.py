@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,9 @@ from pycomm.parallel import verify
 from pycomm.parallel.batches import join, row_count, split_rows
 from pycomm.parallel.data_parallel import DataParallel
 from pycomm.parallel.messages import Message
-from pycomm.parallel.partition import split_by_cost, split_by_sizes, split_evenly
-from pycomm.parallel.runner import Runner, Turn
-from pycomm.parallel.schedules import (
-    SCHEDULES,
-    Action,
-    Actions,
-    has_communication,
-    owners,
-    with_communication,
-)
+from pycomm.parallel.plan import check_agreement, check_not_shared, make_actions, split_layers
+from pycomm.parallel.runner import Runner
+from pycomm.parallel.schedules import Action, Actions, owners
 from pycomm.parallel.timeline import format_schedule
 
 if TYPE_CHECKING:
@@ -54,7 +48,8 @@ class Pipeline:
         partition: How layers are split: "layers" (equal numbers), "parameters" (equal parameter
             counts), or the number of layers of each stage.
         costs: A cost per layer instead: the dearest stage gets as cheap as can be.
-        loss: Loss of the model's output, see `cross_entropy`.
+        loss: Called with the model's output and labels of a microbatch, and what to divide the
+            sum of its rows' losses by; returns that and its gradient, as `cross_entropy` does.
         replicas: The ranks that hold the same stage of other copies of the pipeline, to average
             gradients and losses with: data and pipeline parallelism combined. See `Mesh`.
         bucket_mb: Bucket size for `replicas`, see `DataParallel`.
@@ -88,15 +83,24 @@ class Pipeline:
         self._loss = loss
         self._replicas = replicas
         self._share_seconds = 0.0
-        self._actions = _make_actions(schedule, comm.size, microbatches)
+        self._actions = make_actions(schedule, comm.size, microbatches)
         self._owner = owners(self._actions)
         self.num_stages = len(self._owner)
         verify.check(
             self._actions, stages=self.num_stages, microbatches=microbatches, buffers=buffers
         )
-        self.partition = _split(layers, self.num_stages, partition, costs)
-        self._check_agreement(layers, buffers)
-        _check_not_shared(layers, self.partition)
+        self.partition = split_layers(layers, self.num_stages, partition, costs)
+        check_agreement(
+            comm,
+            {
+                "layers": [type(layer).__name__ for layer in layers],
+                "microbatches": microbatches,
+                "buffers": buffers,
+                "partition": [(part.start, part.stop) for part in self.partition],
+                "schedule": [" ".join(map(str, actions)) for actions in self._actions],
+            },
+        )
+        check_not_shared(layers, self.partition)
         self.stages: dict[int, Module] = {}
         for stage, rank in sorted(self._owner.items()):
             if rank == comm.rank:
@@ -190,7 +194,9 @@ class Pipeline:
             `everywhere`.
         """
         with _Evaluating(self.stages.values()):
-            outputs = self._run(self._forwards[self.comm.rank], self._feed(x), None)
+            inputs = self._feed(x)
+            with self._telling_others():
+                outputs = self._runner.run(self._forwards[self.comm.rank], inputs, None)
         parts = [outputs[m].value for m in sorted(outputs) if not outputs[m].skip]
         output = join(parts) if self.is_last else None
         return self._give_to_all(output) if everywhere else output
@@ -217,12 +223,11 @@ class Pipeline:
             empty if m > 0 and not message.rows else message for m, message in enumerate(messages)
         ]
 
-    def _run(
-        self, actions: Sequence[Action], inputs: list[Message] | None, turn: Turn | None
-    ) -> dict[int, Message]:
-        """Run a list; when it fails here, let the ranks that wait for this one know."""
+    @contextmanager
+    def _telling_others(self) -> Iterator[None]:
+        """When something fails here on the way of a batch, let the ranks that wait know."""
         try:
-            return self._runner.run(actions, inputs, turn)
+            yield
         except BaseException as error:
             reason = f"Pipeline: {type(error).__name__}: {error}"
             self.comm.abort(reason)
@@ -252,10 +257,12 @@ class Pipeline:
             sums[0] += loss * divisor
             return grad
 
-        outputs = self._run(actions, self._feed(x), turn if train else None)
-        for microbatch, message in outputs.items():
-            if not message.skip:
-                turn(microbatch, message.value)
+        inputs = self._feed(x)
+        with self._telling_others():
+            outputs = self._runner.run(actions, inputs, turn if train else None)
+            for microbatch, message in outputs.items():
+                if not message.skip:
+                    turn(microbatch, message.value)
         return self._share_loss(sums)
 
     def _share_loss(self, sums: Array) -> float:
@@ -284,23 +291,6 @@ class Pipeline:
             arrays.append(array)
         return tuple(arrays) if is_tuple else arrays[0]
 
-    def _check_agreement(self, layers: Sequence[Module], buffers: int) -> None:
-        """Check that all ranks plan the same."""
-        plan = {
-            "layers": [type(layer).__name__ for layer in layers],
-            "microbatches": self.microbatches,
-            "buffers": buffers,
-            "partition": [(part.start, part.stop) for part in self.partition],
-            "schedule": [" ".join(map(str, actions)) for actions in self._actions],
-        }
-        for rank, other in enumerate(self.comm.all_gather_object(plan)):
-            for key, value in plan.items():
-                if other[key] != value:
-                    raise ArgumentError(
-                        f"Pipeline: rank {self.comm.rank} and rank {rank} differ in {key}: "
-                        f"{value} and {other[key]}"
-                    )
-
 
 class _Evaluating:
     """Puts stages into evaluation mode for a while."""
@@ -316,61 +306,3 @@ class _Evaluating:
     def __exit__(self, *_: object) -> None:
         for module, training in zip(self._modules, self._before, strict=True):
             module.training = training
-
-
-def _make_actions(
-    schedule: str | Callable[[int, int], Actions] | Actions, ranks: int, microbatches: int
-) -> Actions:
-    """Return a schedule's lists with their sends and receives."""
-    if microbatches < 1:
-        raise ArgumentError(f"microbatches must be at least 1, not {microbatches}")
-    if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
-            raise ArgumentError(
-                f"schedule must be one of {', '.join(SCHEDULES)}, a function or lists of "
-                "actions, not "
-                f"{schedule!r}"
-            )
-        schedule = SCHEDULES[schedule]
-    lists = schedule(ranks, microbatches) if callable(schedule) else schedule
-    if len(lists) != ranks:
-        raise ArgumentError(f"the schedule is for {len(lists)} ranks, the pipeline has {ranks}")
-    return lists if has_communication(lists) else with_communication(lists)
-
-
-def _split(
-    layers: Sequence[Module],
-    stages: int,
-    partition: str | Sequence[int],
-    costs: Sequence[float] | None,
-) -> list[range]:
-    """Split the layers into stages as asked."""
-    if costs is not None:
-        if len(costs) != len(layers):
-            raise ArgumentError(f"{len(costs)} costs were given for {len(layers)} layers")
-        return split_by_cost(costs, stages)
-    if partition == "layers":
-        return split_evenly(len(layers), stages)
-    if partition == "parameters":
-        sizes = [sum(p.data.size for p in layer.parameters()) for layer in layers]
-        return split_by_cost(sizes, stages)
-    if isinstance(partition, str):
-        raise ArgumentError(
-            f"partition must be 'layers', 'parameters' or a list of sizes, not {partition!r}"
-        )
-    return split_by_sizes(len(layers), partition, stages)
-
-
-def _check_not_shared(layers: Sequence[Module], parts: Sequence[range]) -> None:
-    """Refuse a parameter in two stages: their copies would drift apart."""
-    seen: dict[int, tuple[int, str]] = {}
-    for stage, part in enumerate(parts):
-        for index in part:
-            for name, parameter in layers[index].named_parameters(str(index)):
-                other, other_name = seen.setdefault(id(parameter), (stage, name))
-                if other != stage:
-                    raise ArgumentError(
-                        f"parameter {name} of stage {stage} is also {other_name} of stage "
-                        f"{other}; a shared "
-                        "parameter must stay within one stage"
-                    )

@@ -106,6 +106,11 @@ def test_cross_entropy(shape: tuple[int, ...]) -> None:
     chosen = np.take_along_axis(shares, labels[..., None], axis=-1)
     assert loss == pytest.approx(float(-np.log(chosen).mean()), abs=1e-14)
     assert type(loss) is float
+    by_row = [
+        nn.cross_entropy(logits[i : i + 1], labels[i : i + 1], shape[0]) for i in range(shape[0])
+    ]
+    assert loss == pytest.approx(sum(part for part, _ in by_row), abs=1e-14)
+    np.testing.assert_allclose(grad, np.concatenate([g for _, g in by_row]), rtol=1e-14)
     expected = numeric_gradient(logits, lambda: nn.cross_entropy(logits, labels)[0])
     np.testing.assert_allclose(grad, expected, rtol=1e-6, atol=1e-9)
 

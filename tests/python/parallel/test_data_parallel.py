@@ -490,6 +490,11 @@ def test_bad_settings(run_ranks: RunRanks) -> None:
             DataParallel(make_model(), comm, loss="max")
         with pytest.raises(ArgumentError, match="bucket_mb must be positive, not 0"):
             DataParallel(make_model(), comm, bucket_mb=0)
+        model = DataParallel(make_model(), comm)
+        y, context = model.forward(batch(2)[0])
+        for weight in (-1.0, float("nan")):
+            with pytest.raises(ArgumentError, match="weight must be a number >= 0, not"):
+                model.backward(context, y, weight=weight)
         half = nn.Sequential(nn.Linear(2, 2))
         half[0].weight.data = half[0].weight.data.astype(np.float16)  # type: ignore[attr-defined]
         with pytest.raises(ArgumentError, match="0.weight is float16"):

@@ -433,7 +433,8 @@ def test_the_ends_say_what_they_miss(run_ranks: RunRanks) -> None:
     run_ranks(1, one_rank)
 
 
-def test_a_failing_stage_releases_the_others(run_ranks: RunRanks) -> None:
+@pytest.mark.parametrize("method", ["train_step", "evaluate"])
+def test_a_failing_stage_releases_the_others(run_ranks: RunRanks, method: str) -> None:
     """Only the last stage sees the wrong label; the others would wait for its gradient."""
     x, labels = batch(8)
     labels[5] = 4
@@ -443,12 +444,12 @@ def test_a_failing_stage_releases_the_others(run_ranks: RunRanks) -> None:
         started = time.monotonic()
         if pipe.is_last:
             with pytest.raises(ArgumentError, match=r"row 1 has label 4, outside \[0, 4\)"):
-                pipe.train_step(x, labels)
+                getattr(pipe, method)(x, labels)
         else:
             with pytest.raises(
                 AbortedError, match="rank 2 aborted: Pipeline: ArgumentError: row 1"
             ):
-                pipe.train_step(x, labels)
+                getattr(pipe, method)(x, labels)
         return time.monotonic() - started
 
     assert max(run_ranks(3, one_rank)) < 5
