@@ -59,6 +59,10 @@ def ops_of(name: str) -> tuple[str, ...]:
 
 def values(rank: int, shape: int | Sequence[int], name: str, op: str = "sum", salt: int = 0) -> Array:
     """Values for `op` that differ by rank and element."""
+    return np.array(_values(rank, shape, name, op, salt))
+
+
+def _values(rank: int, shape: int | Sequence[int], name: str, op: str, salt: int) -> Array:
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     index = np.arange(int(np.prod(extents, dtype=np.int64)), dtype=np.int64).reshape(extents)
     mixed = index * 37 + rank * 101 + salt * 1009 + (index // 64) * (rank + 3)
