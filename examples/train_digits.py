@@ -132,6 +132,19 @@ def load_data(seed: int, dtype: str) -> tuple[nn.Array, nn.Array, nn.Array, nn.A
     return images[training], labels[training], images[test], labels[test]
 
 
+def shifted(images: nn.Array, rng: np.random.Generator) -> nn.Array:
+    """Return the images, each moved by up to a pixel in both directions, so that they vary."""
+    rows, _, height, width = images.shape
+    padded = np.pad(images[:, 0], ((0, 0), (1, 1), (1, 1)), constant_values=-1)
+    down, right = rng.integers(0, 3, (2, rows, 1, 1))
+    taken: nn.Array = padded[
+        np.arange(rows)[:, None, None],
+        down + np.arange(height)[:, None],
+        right + np.arange(width),
+    ]
+    return taken[:, None]
+
+
 def print_layout(mesh: Mesh, pipe: Pipeline) -> dict[str, Any]:
     """Print what each stage holds, and return it."""
     sizes = mesh.comm.all_gather_object(pipe.parameter_bytes())
@@ -151,7 +164,7 @@ def train(
     """Train for all epochs, with progress, and return the losses and the time they took."""
     if options.print_schedule and mesh.replica == 0:
         pipe.print_schedule()
-    optimizer = nn.SGD(pipe.parameters(), options.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = nn.SGD(pipe.parameters(), options.lr, momentum=0.9, weight_decay=5e-4)
     shuffle = np.random.default_rng([options.seed, 2])
     steps = math.ceil(len(images) / options.batch)
     losses: list[float] = []
@@ -159,13 +172,14 @@ def train(
     for epoch in range(options.epochs):
         began, total = time.perf_counter(), 0.0
         order = shuffle.permutation(len(images))
+        moved = shifted(images, shuffle)
         for step in range(steps):
             batch = order[step * options.batch : (step + 1) * options.batch]
             mine = batch[mesh.rows(len(batch))]
             progress = (epoch * steps + step) / (options.epochs * steps)
             optimizer.lr = options.lr * 0.5 * (1 + math.cos(math.pi * progress))
             optimizer.zero_grad()
-            total += pipe.train_step(images[mine], labels[mine]) * len(batch)
+            total += pipe.train_step(moved[mine], labels[mine]) * len(batch)
             optimizer.step()
         losses.append(total / len(images))
         if mesh.comm.rank == 0:
