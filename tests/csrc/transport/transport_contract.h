@@ -35,11 +35,14 @@ inline void all_pairs(Transport& transport, const std::vector<size_t>& sizes) {
 }
 
 // A message of one byte there and back: both ranks have come here.
-inline void meet(Transport& transport, int peer, int message) {
+inline void meet(Transport& transport, int peer, Stream stream, int message) {
     Traffic traffic(transport);
-    traffic.send(peer, Stream::collective, message, 1);
-    traffic.recv(peer, Stream::collective, message, 1);
+    traffic.send(peer, stream, message, 1);
+    traffic.recv(peer, stream, message, 1);
     traffic.run();
+}
+inline void meet(Transport& transport, int peer, int message) {
+    meet(transport, peer, Stream::collective, message);
 }
 
 inline bool aligned(const void* data) {
@@ -95,6 +98,20 @@ inline void drain_channel(Transport& transport, int peer, Stream stream, uint64_
     });
     const size_t right = matching_bytes(data.data(), bytes, seed, 0);
     expect(right == bytes, "byte ", right, " of ", bytes, " is wrong");
+}
+
+// One message with a number, from the rank where `sending` to the other.
+inline void pass_number(Transport& transport, int peer, Stream stream, bool sending,
+                        uint64_t* number) {
+    Channel& channel = transport.channel(peer, stream);
+    auto* bytes = reinterpret_cast<std::byte*>(number);
+    size_t done = 0;
+    wait_until(transport, "a number", [&] {
+        const size_t left = sizeof(*number) - done;
+        done += sending ? channel.try_send(bytes + done, left, true)
+                        : channel.try_recv(bytes + done, left, true);
+        return done == sizeof(*number);
+    });
 }
 
 inline Fault sample_fault() {
@@ -274,14 +291,7 @@ TEST_CASE("contract: a full channel refuses, is bounded and does not stop the ot
             traffic.run();
         }
         // Rank 1 has to know how much to expect.
-        Channel& numbers = transport.channel(peer, Stream::collective);
-        size_t done = 0;
-        auto* bytes = reinterpret_cast<std::byte*>(&taken);
-        wait_until(transport, "the number", [&] {
-            done += transport.rank() == 0 ? numbers.try_send(bytes + done, 8 - done, true)
-                                          : numbers.try_recv(bytes + done, 8 - done, true);
-            return done == 8;
-        });
+        pass_number(transport, peer, Stream::collective, transport.rank() == 0, &taken);
         if (transport.rank() == 1) drain_channel(transport, 0, full, 99, taken);
         meet(transport, peer, 2);
     });
@@ -460,6 +470,28 @@ TEST_CASE("contract: what an ended rank sent can be read after its end") {
             expect_quiet(transport);
         }
         meet(transport, 2 - transport.rank(), 0);
+    });
+}
+
+TEST_CASE("contract: all that a full channel took arrives, though its sender ends at once") {
+    const Kind kind = contract_kind();
+    run_everywhere(kind, 2, [&](Transport& transport) {
+        const int peer = 1 - transport.rank();
+        // Rank 0 ends with these bytes unread.
+        if (transport.rank() == 1) {
+            Traffic unread(transport);
+            unread.send(0, Stream::collective, 0, 5000);
+            unread.run();
+        }
+        meet(transport, peer, Stream::point_to_point, 0);
+        uint64_t taken = 0;
+        if (transport.rank() == 0) {
+            taken = fill_channel(transport.channel(1, Stream::collective), 98, kind.max_in_flight);
+        }
+        pass_number(transport, peer, Stream::point_to_point, transport.rank() == 0, &taken);
+        if (transport.rank() == 0) return;
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        drain_channel(transport, 0, Stream::collective, 98, taken);
     });
 }
 
