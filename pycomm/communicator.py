@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -43,12 +44,13 @@ from pycomm._arrays import (
 from pycomm.errors import ArgumentError, CommError
 from pycomm.work import Work
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "close_all"]
 
 _KINDS: dict[str, int] = _core.KINDS
 _OPS: dict[str, int] = _core.OPS
 _NO_OP: int = _core.NO_OP
 _MAX_INT = 2**31 - 1
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 def _op_number(op: Any) -> int:
@@ -84,8 +86,9 @@ class Communicator:
         self._closed = False
         self._thread_state = threading.local()
         # Started tasks whose Work nobody may hold any more; a task keeps its arrays alive.
-        self._in_flight: list[_core.Task] = []
+        self._in_flight: set[_core.Task] = set()
         self._in_flight_lock = threading.Lock()
+        _open.add(self)
 
     # ---- collectives -------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@ class Communicator:
             op=number,
             counts=[part * width for part in parts],
             explicit=counts is not None,
+            rows=(rows, width),
             timeout=timeout,
             async_op=async_op,
         )
@@ -349,6 +353,7 @@ class Communicator:
             counts=[count * width for count in sends],
             recv_counts=[count * width for count in receives],
             explicit=explicit,
+            rows=(rows, width),
             timeout=timeout,
             async_op=async_op,
         )
@@ -438,10 +443,15 @@ class Communicator:
             yield
         finally:
             self._thread_state.pending = None
-        if pending:
+        if not pending:
+            return
+        try:
             self._core.run([task for task, _ in pending])
-            for _, finish in pending:
-                finish()
+        finally:
+            # Also after an error: the other receives have their messages.
+            for task, finish in pending:
+                if task.succeeded():
+                    finish()
 
     # ---- objects -----------------------------------------------------------------------------
 
@@ -716,6 +726,17 @@ class Communicator:
     def _start(self, task: _core.Task, finish: Callable[[], Any], description: str) -> Work:
         self._core.submit(task)
         with self._in_flight_lock:
-            self._in_flight = [other for other in self._in_flight if not other.done()]
-            self._in_flight.append(task)
-        return Work(task, finish, description)
+            self._in_flight = {other for other in self._in_flight if not other.done()}
+            self._in_flight.add(task)
+        return Work(task, finish, self._forget, description)
+
+    def _forget(self, task: _core.Task) -> None:
+        """Gives up a finished task, and with it the arrays."""
+        with self._in_flight_lock:
+            self._in_flight.discard(task)
+
+
+def close_all() -> None:
+    """Closes every communicator of this process, those from ``split`` included."""
+    for communicator in list(_open):
+        communicator.close()

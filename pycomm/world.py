@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
-import weakref
+import time
 
 from pycomm import _core
 from pycomm._arrays import check_int, check_timeout
-from pycomm.communicator import Communicator
-from pycomm.errors import ArgumentError, CommError
+from pycomm._mpi import mpi_all_gather
+from pycomm.communicator import Communicator, close_all
+from pycomm.errors import ArgumentError, CommError, CommTimeoutError, TransportError
 
 __all__ = ["init", "thread_world"]
 
@@ -22,9 +22,17 @@ _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
-_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _world_lock = threading.Lock()
 _world: Communicator | None = None
+# The calls of init that did not return an existing world; keeps what they leave in a store apart.
+_attempts = 0
+# The store that rank 0 serves. After a failure it stays, so that the others learn what is wrong,
+# and for a moment even when the program ends.
+_LINGER_S = 1.0
+_server: _core.TcpStoreServer | None = None
+_server_key: tuple[object, ...] = ()
+# The rank of the process from which this one was forked, when that had a world.
+_forked_from: int | None = None
 
 
 def init(timeout: float | None = None) -> Communicator:
@@ -38,7 +46,7 @@ def init(timeout: float | None = None) -> Communicator:
        ``pycomm.run``);
     3. without any of them: a world of one, in which every operation works.
 
-    Later calls return the same communicator until it is closed.
+    Later calls return the same communicator until it is closed; then a new one is made.
 
     Args:
         timeout: Seconds that init, and by default every operation, may take; None reads
@@ -50,22 +58,26 @@ def init(timeout: float | None = None) -> Communicator:
         CommTimeoutError: Ranks are missing.
         TransportError: The store's port cannot be used; the text holds host:port.
     """
-    global _world
+    global _world, _attempts
     seconds = check_timeout(timeout)
     with _world_lock:
         if _world is not None and not _world._closed:
             return _world
+        if _forked_from is not None:
+            raise ArgumentError(
+                f"this process was forked from rank {_forked_from} and is no rank of its own; "
+                "start it with the multiprocessing method 'spawn' if it is to make a world"
+            )
         if seconds is None:
             seconds = _core.default_timeout()
-        servers: list[_core.TcpStoreServer] = []
-        try:
-            bootstrap = _bootstrap(seconds, servers)
-            world = _register(Communicator(_core.Communicator.create(bootstrap, seconds)))
-            # Nobody needs the store of rank 0 any more once all have come this far.
-            world.barrier()
-        finally:
-            for server in servers:
-                server.close()
+        deadline = time.monotonic() + seconds
+        _attempts += 1
+        bootstrap = _bootstrap(deadline)
+        core = _core.Communicator.create(bootstrap, seconds, _remaining(deadline))
+        world = Communicator(core)
+        # Nobody needs the store of rank 0 any more once all have come this far.
+        world.barrier(timeout=_remaining(deadline))
+        _close_server()
         _world = world
         return world
 
@@ -79,21 +91,33 @@ def thread_world(size: int, timeout: float | None = None) -> list[Communicator]:
     seconds = check_timeout(timeout)
     if seconds is None:
         seconds = _core.default_timeout()
-    return [
-        _register(Communicator(core)) for core in _core.Communicator.thread_world(size, seconds)
-    ]
-
-
-def _register(communicator: Communicator) -> Communicator:
-    _open.add(communicator)
-    return communicator
+    return [Communicator(core) for core in _core.Communicator.thread_world(size, seconds)]
 
 
 @atexit.register
-def _close_all() -> None:
+def _at_exit() -> None:
     """Ends the worker threads before the interpreter goes; a program need not call close()."""
-    for communicator in list(_open):
-        communicator.close()
+    _core.begin_exit()
+    close_all()
+    if _forked_from is None and _server is not None:
+        time.sleep(_LINGER_S)
+        _close_server()
+
+
+def _after_fork_in_child() -> None:
+    global _world, _world_lock, _forked_from
+    _world_lock = threading.Lock()
+    if _world is not None:
+        _forked_from = _world.rank
+        _world = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _remaining(deadline: float) -> float:
+    """Seconds until then, at least a moment: whoever was in time may finish."""
+    return max(deadline - time.monotonic(), 0.01)
 
 
 def _integer(name: str) -> int:
@@ -130,7 +154,7 @@ def _environment_world() -> tuple[int, int] | None:
     return rank, size
 
 
-def _bootstrap(timeout: float, servers: list[_core.TcpStoreServer]) -> _core.Bootstrap:
+def _bootstrap(deadline: float) -> _core.Bootstrap:
     mpi = _mpi_world()
     environment = _environment_world()
     if mpi is not None and environment is not None:
@@ -141,50 +165,26 @@ def _bootstrap(timeout: float, servers: list[_core.TcpStoreServer]) -> _core.Boo
                 f"but RANK={environment[0]} and WORLD_SIZE={environment[1]}; start under one "
                 "launcher only, or unset RANK and WORLD_SIZE"
             )
-    if mpi is not None:
-        return _mpi_bootstrap(*mpi)
-    if environment is not None:
-        return _store_bootstrap(*environment, timeout, servers)
+    if mpi is not None and mpi[3] > 1:
+        rank_name, rank, size_name, size = mpi
+        exchange = mpi_all_gather(rank_name, rank, size_name, size, _attempts, deadline)
+        return _core.callable_bootstrap(rank, size, exchange)
+    if environment is not None and mpi is None:
+        return _store_bootstrap(*environment, deadline)
     return _core.callable_bootstrap(0, 1, lambda blob: [blob])
 
 
-def _mpi_bootstrap(rank_name: str, rank: int, size_name: str, size: int) -> _core.Bootstrap:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ArgumentError(
-            f"{size_name}={size} says that mpirun started this process, but mpi4py cannot be "
-            f"imported ({error}); pip install 'pycomm[mpi]', or start with "
-            f"python -m pycomm.run -n {size}"
-        ) from error
-    world = MPI.COMM_WORLD
-    if world.Get_size() != size or world.Get_rank() != rank:
-        library = MPI.Get_library_version().strip("\0").splitlines()[0].strip()
-        raise ArgumentError(
-            f"mpirun says {rank_name}={rank} and {size_name}={size}, but mpi4py says rank "
-            f"{world.Get_rank()} of {world.Get_size()}: the mpirun belongs to another MPI than "
-            f"mpi4py, which uses {library}; call the mpirun of that MPI (for MPIs from pip: "
-            f"{os.path.join(sys.prefix, 'bin', 'mpirun')})"
-        )
-
-    def all_gather(blob: bytes) -> list[bytes]:
-        return world.allgather(blob)
-
-    return _core.callable_bootstrap(rank, size, all_gather)
-
-
-def _store_bootstrap(
-    rank: int, size: int, timeout: float, servers: list[_core.TcpStoreServer]
-) -> _core.Bootstrap:
-    """Meets the ranks at the store behind MASTER_ADDR:MASTER_PORT.
-
-    Rank 0 serves it, and appends the server to ``servers``, unless a launcher does.
+def _store_bootstrap(rank: int, size: int, deadline: float) -> _core.Bootstrap:
+    """Meets the ranks at the store behind MASTER_ADDR:MASTER_PORT, which rank 0 serves unless a
+    launcher does.
     """
     hosted = os.environ.get("PYCOMM_STORE")
     token = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    prefix = f"world-{_attempts}"
     if hosted is not None:
         host, port = _parse_address(hosted)
-        return _core.store_bootstrap(host, [port], rank, size, token, timeout)
+        seconds = _remaining(deadline)
+        return _core.store_bootstrap(host, [port], rank, size, token, prefix, seconds)
     if size == 1 and "MASTER_PORT" not in os.environ:
         return _core.callable_bootstrap(0, 1, lambda blob: [blob])
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -200,21 +200,41 @@ def _store_bootstrap(
         # torchrun's agent listens on MASTER_PORT itself; the store takes one of the next ports.
         ports = [candidate for candidate in range(port + 1, port + 17) if candidate <= 65535]
     if rank == 0:
-        server = _serve_store(ports, token)
-        servers.append(server)
-        host, ports = "127.0.0.1", [server.port]
-    return _core.store_bootstrap(host, ports, rank, size, token, timeout)
+        host, ports = "127.0.0.1", [_serve_store(host, ports, token)]
+    try:
+        seconds = _remaining(deadline)
+        return _core.store_bootstrap(host, ports, rank, size, token, prefix, seconds)
+    except CommTimeoutError as error:
+        raise CommTimeoutError(
+            f"init: rank {rank} of {size} waited in vain for the store of rank 0: {error}",
+            [0],
+        ) from None
 
 
-def _serve_store(ports: list[int], token: str) -> _core.TcpStoreServer:
+def _serve_store(host: str, ports: list[int], token: str) -> int:
+    """The port of the store that this process serves, from now on or since an earlier attempt."""
+    global _server, _server_key
+    key = (tuple(ports), token)
+    if _server is not None and _server_key == key:
+        return _server.port
+    _close_server()
     last: CommError | None = None
     for port in ports:
         try:
-            return _core.TcpStoreServer("", port, token)
+            _server, _server_key = _core.TcpStoreServer("", port, token), key
+            return _server.port
         except CommError as error:
             last = error
-    assert last is not None
-    raise last
+    raise TransportError(
+        f"rank 0 cannot serve the store at MASTER_ADDR:MASTER_PORT {host}:{ports[0]}: {last}"
+    ) from last
+
+
+def _close_server() -> None:
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.close()
 
 
 def _parse_address(text: str) -> tuple[str, int]:

@@ -40,10 +40,11 @@ class CallableBootstrap final : public Bootstrap {
 
 std::shared_ptr<Bootstrap> store_bootstrap(const std::string& host, const std::vector<int>& ports,
                                            int rank, int size, const std::string& token,
-                                           double timeout) {
-    const py::gil_scoped_release release;
-    auto store = std::make_shared<TcpStoreClient>(host, ports, Deadline::after(timeout), token);
-    return std::make_shared<StoreBootstrap>(std::move(store), rank, size, "world");
+                                           const std::string& prefix, double timeout) {
+    return without_gil([&]() -> std::shared_ptr<Bootstrap> {
+        auto store = std::make_shared<TcpStoreClient>(host, ports, Deadline::after(timeout), token);
+        return std::make_shared<StoreBootstrap>(std::move(store), rank, size, prefix);
+    });
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ void bind_bootstrap(py::module_& module) {
              py::arg("port") = 0, py::arg("token") = "",
              "Serves a job's store from a thread of its own; port 0 takes any free one.")
         .def_property_readonly("port", &TcpStoreServer::port)
-        .def("close", &TcpStoreServer::close, py::call_guard<py::gil_scoped_release>());
+        .def("close", [](TcpStoreServer& self) { without_gil([&] { self.close(); }); });
 
     py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(module, "Bootstrap")
         .def_property_readonly("rank", &Bootstrap::rank)
@@ -63,11 +64,8 @@ void bind_bootstrap(py::module_& module) {
             "all_gather",
             [](Bootstrap& self, const py::bytes& blob, double timeout) {
                 const std::string text = blob;
-                std::vector<std::string> blobs;
-                {
-                    const py::gil_scoped_release release;
-                    blobs = self.all_gather(text, Deadline::after(timeout));
-                }
+                const auto blobs =
+                    without_gil([&] { return self.all_gather(text, Deadline::after(timeout)); });
                 py::list result;
                 for (const std::string& item : blobs) result.append(py::bytes(item));
                 return result;
@@ -75,7 +73,8 @@ void bind_bootstrap(py::module_& module) {
             py::arg("blob"), py::arg("timeout"));
 
     module.def("store_bootstrap", &store_bootstrap, py::arg("host"), py::arg("ports"),
-               py::arg("rank"), py::arg("size"), py::arg("token"), py::arg("timeout"),
+               py::arg("rank"), py::arg("size"), py::arg("token"), py::arg("prefix"),
+               py::arg("timeout"),
                "Connects to the store behind one of `ports` and meets the other ranks there.");
     module.def(
         "callable_bootstrap",

@@ -27,11 +27,12 @@ struct PyTask {
     }
 };
 
-SharedCommunicator create(Bootstrap& bootstrap, double timeout) {
+SharedCommunicator create(Bootstrap& bootstrap, double timeout, double limit) {
     Env env = read_env();
     env.timeout = timeout;
-    const py::gil_scoped_release release;
-    return Communicator::create(bootstrap, env);
+    return without_gil([&]() -> SharedCommunicator {
+        return Communicator::create(bootstrap, env, Deadline::after(limit));
+    });
 }
 
 std::vector<SharedCommunicator> thread_world(int size, double timeout) {
@@ -106,8 +107,7 @@ void run(Communicator& self, const std::vector<PyTask*>& tasks) {
     std::vector<std::shared_ptr<Task>> list;
     list.reserve(tasks.size());
     for (const PyTask* task : tasks) list.push_back(task->task);
-    const py::gil_scoped_release release;
-    self.run(list, &check_signals);
+    without_gil([&] { self.run(list, signal_hook()); });
 }
 
 // The short way of the commonest calls: one contiguous input, one output, blocking.
@@ -115,27 +115,21 @@ void run_simple(const SharedCommunicator& self, int kind, const py::object& inpu
                 const py::object& output, int op, int root, Communicator::Timeout timeout) {
     CollectiveRequest request =
         make_request(static_cast<OpKind>(kind), input, output, static_cast<ReduceOp>(op), root);
-    const py::gil_scoped_release release;
-    const auto task = self->collective(std::move(request), timeout);
-    self->run({&task, 1}, &check_signals);
+    without_gil([&] {
+        const auto task = self->collective(std::move(request), timeout);
+        self->run({&task, 1}, signal_hook());
+    });
 }
 
 bool wait(const PyTask& self, std::optional<double> seconds) {
-    bool finished = false;
-    {
-        const py::gil_scoped_release release;
-        finished = self.communicator->wait(*self.task, seconds, &check_signals);
-    }
+    const bool finished =
+        without_gil([&] { return self.communicator->wait(*self.task, seconds, signal_hook()); });
     self.raise_error();
     return finished;
 }
 
 py::array symmetric(const SharedCommunicator& self, int64_t bytes) {
-    std::shared_ptr<std::byte> memory;
-    {
-        const py::gil_scoped_release release;
-        memory = self->symmetric(bytes, &check_signals);
-    }
+    const auto memory = without_gil([&] { return self->symmetric(bytes, signal_hook()); });
     auto* holder = new std::shared_ptr<std::byte>(memory);
     const py::capsule owner(
         holder, [](void* pointer) { delete static_cast<std::shared_ptr<std::byte>*>(pointer); });
@@ -165,11 +159,14 @@ void bind_communicator(py::module_& module) {
              "Blocks until it is finished, at most `seconds` (None: without limit of its own); "
              "returns whether it is. Raises the operation's error.")
         .def("done", [](const PyTask& self) { return self.task->finished(); })
+        .def("succeeded",
+             [](const PyTask& self) { return self.task->finished() && !self.task->error(); })
         .def("raise_error", &PyTask::raise_error)
-        .def("waiting_on", [](const PyTask& self) { return self.task->last_waiting(); });
+        .def("waiting_on",
+             [](const PyTask& self) { return self.communicator->waiting_on(*self.task); });
 
     py::class_<Communicator, SharedCommunicator>(module, "Communicator")
-        .def_static("create", &create, py::arg("bootstrap"), py::arg("timeout"))
+        .def_static("create", &create, py::arg("bootstrap"), py::arg("timeout"), py::arg("limit"))
         .def_static("thread_world", &thread_world, py::arg("size"), py::arg("timeout"))
         .def_property_readonly("rank", &Communicator::rank)
         .def_property_readonly("size", &Communicator::size)
@@ -197,14 +194,18 @@ void bind_communicator(py::module_& module) {
         .def(
             "split",
             [](Communicator& self, std::optional<int> color, int key) -> SharedCommunicator {
-                const py::gil_scoped_release release;
-                return self.split(color, key, &check_signals);
+                return without_gil(
+                    [&]() -> SharedCommunicator { return self.split(color, key, signal_hook()); });
             },
             py::arg("color"), py::arg("key"))
         .def("symmetric", &symmetric, py::arg("bytes"))
-        .def("abort", &Communicator::abort, py::arg("reason"),
-             py::call_guard<py::gil_scoped_release>())
-        .def("close", &Communicator::close, py::call_guard<py::gil_scoped_release>());
+        .def(
+            "abort",
+            [](Communicator& self, const std::string& reason) {
+                without_gil([&] { self.abort(reason); });
+            },
+            py::arg("reason"))
+        .def("close", [](Communicator& self) { without_gil([&] { self.close(); }); });
 }
 
 }  // namespace pycomm::bindings

@@ -1,5 +1,9 @@
 // C++ Error -> the Python class of the same name in pycomm.errors.
 #include <pybind11/stl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -11,17 +15,50 @@ void bind_errors(py::module_& /*module*/) {
         try {
             if (pointer) std::rethrow_exception(pointer);
         } catch (const Error& error) {
-            const py::object type =
-                py::module_::import("pycomm.errors").attr(error_name(error.code()));
-            const py::object instance = type(error.what(), py::cast(error.ranks()));
-            PyErr_SetObject(type.ptr(), instance.ptr());
+            try {
+                const py::object type =
+                    py::module_::import("pycomm.errors").attr(error_name(error.code()));
+                const py::object instance = type(error.what(), py::cast(error.ranks()));
+                PyErr_SetObject(type.ptr(), instance.ptr());
+            } catch (py::error_already_set& other) {
+                other.restore();  // for example Ctrl-C meanwhile
+            }
         }
     });
 }
 
+namespace {
+
 void check_signals() {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+namespace {
+
+std::atomic<pid_t> exiting_thread{0};
+
+pid_t thread_id() {
+    return static_cast<pid_t>(syscall(SYS_gettid));
+}
+
+}  // namespace
+
+void begin_exit() {
+    exiting_thread.store(thread_id());
+}
+
+void hold_at_exit() {
+    const pid_t exiting = exiting_thread.load(std::memory_order_relaxed);
+    if (exiting == 0 || exiting == thread_id()) return;
+    while (true) pause();
+}
+
+std::function<void()> signal_hook() {
+    static thread_local const bool is_main = thread_id() == getpid();
+    return is_main ? std::function<void()>(&check_signals) : nullptr;
 }
 
 }  // namespace pycomm::bindings

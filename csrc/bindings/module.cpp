@@ -12,6 +12,8 @@ PYBIND11_MODULE(_core, module) {
     bindings::bind_communicator(module);
     module.def("reduce_kernel_name", &pycomm::reduce_kernel_name,
                "The instruction set of the reduction kernels: plain, avx2 or avx512.");
+    module.def("begin_exit", &bindings::begin_exit,
+               "The program is ending: calls of other threads do not return from now on.");
     module.def(
         "default_timeout", [] { return pycomm::read_env().timeout; },
         "PYCOMM_TIMEOUT in seconds, or the built-in default.");

@@ -167,7 +167,8 @@ Problem CollectiveTask::make_problem() const {
 Envelope CollectiveTask::make_envelope() const {
     Envelope envelope;
     envelope.sequence = sequence_;
-    envelope.kind = static_cast<uint8_t>(request_.kind);
+    envelope.kind =
+        static_cast<uint8_t>(request_.called == OpKind::none ? request_.kind : request_.called);
     envelope.dtype = static_cast<uint8_t>(request_.input.dtype);
     envelope.op = static_cast<uint8_t>(request_.op);
     envelope.root = request_.root;
@@ -181,6 +182,10 @@ Envelope CollectiveTask::make_envelope() const {
         envelope.count = request_.rows;
         envelope.counts_hash = static_cast<uint32_t>(request_.row_elements);
         envelope.spare[0] = 1;
+    } else if (request_.row_elements > 0) {
+        // The parts follow from rows, so equal counts of unequal rows are different calls.
+        envelope.counts_hash = static_cast<uint32_t>(request_.row_elements);
+        envelope.spare[0] = 2;
     }
     return envelope;
 }

@@ -18,6 +18,8 @@ namespace pycomm {
 // Buffers follow the conventions of algorithms.h; both are contiguous.
 struct CollectiveRequest {
     OpKind kind = OpKind::none;
+    // What the caller called, when that is not `kind`: split, empty. Ranks compare it.
+    OpKind called = OpKind::none;
     Buffer input;
     Buffer output;
     ReduceOp op = ReduceOp::none;
@@ -30,8 +32,8 @@ struct CollectiveRequest {
     bool explicit_counts = false;
     std::vector<int64_t> send_counts;
     std::vector<int64_t> recv_counts;
-    // Scatter without explicit counts: rows of the own buffer (at root: of the whole) and elements
-    // per row.
+    // Without explicit counts, where counts follow from rows (reduce_scatter, scatter, all_to_all):
+    // rows of the own buffer (of a scatter's root: of the whole), and elements per row.
     int64_t rows = 0;
     int64_t row_elements = 0;
 };
@@ -74,6 +76,7 @@ class CollectiveTask final : public Task {
     bool progress() override;
     bool complete() const override { return stage_ == Stage::complete; }
     std::vector<int> waiting_on() const override;
+    bool waits_indirectly() const override { return stage_ != Stage::roll_call; }
     std::string describe() const override;
     std::string timeout_hint() const override;
 

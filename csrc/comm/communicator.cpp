@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "comm/group_bootstrap.h"
 #include "transport/registry.h"
@@ -36,20 +37,26 @@ std::unique_ptr<Transport> connect(Bootstrap& bootstrap, const Env& env, const T
 
 }  // namespace
 
-std::unique_ptr<Communicator> Communicator::create(Bootstrap& bootstrap, const Env& env) {
+std::unique_ptr<Communicator> Communicator::create(Bootstrap& bootstrap, const Env& env,
+                                                   const Deadline& limit) {
+    return make(bootstrap, env, limit, true);
+}
+
+std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env& env,
+                                                 const Deadline& deadline, bool may_spin) {
     check_forced(env.algorithm);
-    const Deadline deadline = Deadline::after(env.timeout);
     const Topology topology = discover_topology(bootstrap, env, deadline);
     auto transport = connect(bootstrap, env, topology, deadline);
     log_line(LogLevel::info, bootstrap.rank(), bootstrap.size(),
              concat("transport ", transport->name(), ", node ", topology.node, " of ",
                     topology.num_nodes, ", local rank ", topology.local_rank, " of ",
                     topology.local_size, ", ", topology.cores, " cores"));
-    return std::unique_ptr<Communicator>(new Communicator(env, topology, std::move(transport)));
+    return std::unique_ptr<Communicator>(
+        new Communicator(env, topology, std::move(transport), may_spin));
 }
 
 Communicator::Communicator(const Env& env, const Topology& topology,
-                           std::unique_ptr<Transport> transport)
+                           std::unique_ptr<Transport> transport, bool may_spin)
     : env_(env),
       topology_(topology),
       rank_(transport->rank()),
@@ -57,10 +64,21 @@ Communicator::Communicator(const Env& env, const Topology& topology,
       transport_name_(transport->name()),
       transport_(std::move(transport)),
       context_{*transport_, {}, env.algorithm, env.check, 0},
-      engine_(*transport_, topology.local_size <= topology.cores) {}
+      spin_(may_spin && topology.local_size <= topology.cores),
+      engine_(std::make_unique<Engine>(*transport_, spin_)) {}
 
 Communicator::~Communicator() {
     close();
+    if (!forked()) return;
+    // Threads that the child does not have may have been inside these; they cannot be ended.
+    (void)engine_.release();
+    (void)transport_.release();
+}
+
+void Communicator::check_process() const {
+    PYCOMM_CHECK(!forked(), argument, "this process was forked from rank ", rank_,
+                 ", whose communicator it cannot use; start it with the multiprocessing method "
+                 "'spawn', or make arrays before and after it only");
 }
 
 Deadline Communicator::deadline(Timeout timeout) const {
@@ -71,12 +89,14 @@ Deadline Communicator::deadline(Timeout timeout) const {
 }
 
 std::shared_ptr<Task> Communicator::collective(CollectiveRequest request, Timeout timeout) {
+    check_process();
     check_request(request, rank_, size_);
     return std::make_shared<CollectiveTask>(context_, std::move(request), deadline(timeout));
 }
 
 std::shared_ptr<Task> Communicator::point_to_point(OpKind kind, const Buffer& buffer, int peer,
                                                    int tag, Timeout timeout) {
+    check_process();
     PYCOMM_CHECK(peer >= 0 && peer < size_, argument, kind == OpKind::send ? "dst" : "src", " is ",
                  peer, ", expected a rank from 0 to ", size_ - 1);
     PYCOMM_CHECK(tag >= 0, argument, "tag is ", tag, ", expected 0 or more");
@@ -91,15 +111,18 @@ std::shared_ptr<Task> Communicator::internal_message(OpKind kind, const Buffer& 
 }
 
 void Communicator::run(Engine::TaskList tasks, const Engine::InterruptHook& hook) {
-    engine_.run(tasks, hook);
+    check_process();
+    engine_->run(tasks, hook);
 }
 
 void Communicator::submit(const std::shared_ptr<Task>& task) {
-    engine_.submit(task);
+    check_process();
+    engine_->submit(task);
 }
 
 bool Communicator::wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook) {
-    return engine_.wait(task, seconds, hook);
+    check_process();
+    return engine_->wait(task, seconds, hook);
 }
 
 std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int key,
@@ -114,6 +137,7 @@ std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int 
     std::vector<Choice> all(static_cast<size_t>(size_));
     CollectiveRequest request;
     request.kind = OpKind::all_gather;
+    request.called = OpKind::split;
     request.input = {const_cast<Choice*>(&mine), fields, DataType::int64};
     request.output = {all.data(), fields * size_, DataType::int64};
     request.counts.assign(static_cast<size_t>(size_), fields);
@@ -129,8 +153,26 @@ std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int 
     std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
         return all[static_cast<size_t>(a)].key < all[static_cast<size_t>(b)].key;
     });
+    const InterruptScope scope(watch(members, hook));
     GroupBootstrap bootstrap(*this, std::move(members), hook);
-    return create(bootstrap, env_);
+    return make(bootstrap, env_, deadline(std::nullopt), spin_);
+}
+
+// What ends a wait among `members` that the engine does not see: signals, and the loss of a peer.
+// Leaving alone would let the others wait, so it breaks this communicator.
+std::function<void()> Communicator::watch(std::vector<int> members,
+                                          const Engine::InterruptHook& hook) {
+    return [this, members = std::move(members), hook] {
+        try {
+            if (hook) hook();
+        } catch (...) {
+            engine_->abort(concat("rank ", rank_,
+                                  " was interrupted while it set up a communicator "
+                                  "or memory"));
+            throw;
+        }
+        engine_->check_peers(members);
+    };
 }
 
 std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
@@ -138,8 +180,17 @@ std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
     PYCOMM_CHECK(bytes >= 0, argument, "size is ", bytes, " bytes, expected 0 or more");
     std::vector<int> everyone(static_cast<size_t>(size_));
     for (int rank = 0; rank < size_; ++rank) everyone[static_cast<size_t>(rank)] = rank;
-    engine_.check_usable();
+    check_process();
+    engine_->check_usable();
+    CollectiveRequest request;
+    request.kind = OpKind::barrier;
+    request.called = OpKind::empty;
+    request.input = {nullptr, bytes, DataType::uint8};
+    const auto task = collective(std::move(request), std::nullopt);
+    run({&task, 1}, hook);
+    const InterruptScope scope(watch(everyone, hook));
     GroupBootstrap bootstrap(*this, std::move(everyone), hook);
+    // Compared again for those who leave the check of calls out.
     const Deadline limit = deadline(std::nullopt);
     const auto sizes = bootstrap.all_gather(std::to_string(bytes), limit);
     for (size_t other = 0; other < sizes.size(); ++other) {
@@ -163,13 +214,15 @@ std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
 }
 
 void Communicator::abort(const std::string& reason) {
+    check_process();
     const std::lock_guard lock(close_mutex_);
-    engine_.abort(reason);
+    engine_->abort(reason);
 }
 
 void Communicator::close() {
+    if (forked()) return;
     const std::lock_guard lock(close_mutex_);
-    engine_.stop();
+    engine_->stop();
     transport_.reset();  // tells the peers
 }
 

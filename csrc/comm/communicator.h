@@ -1,12 +1,14 @@
 // The ranks of one parallel job, or a subset of them, and the operations among them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "base/env.h"
+#include "base/fork.h"
 #include "comm/collective.h"
 #include "comm/topology.h"
 #include "exec/engine.h"
@@ -20,8 +22,13 @@ class Communicator {
   public:
     using Timeout = std::optional<double>;  // seconds; none: the communicator's default
 
-    // Collective over `bootstrap`, with env.timeout as limit and as default of all operations.
-    static std::unique_ptr<Communicator> create(Bootstrap& bootstrap, const Env& env);
+    // Collective over `bootstrap`, with env.timeout as default of all operations, and as limit
+    // unless there is another.
+    static std::unique_ptr<Communicator> create(Bootstrap& bootstrap, const Env& env,
+                                                const Deadline& limit);
+    static std::unique_ptr<Communicator> create(Bootstrap& bootstrap, const Env& env) {
+        return create(bootstrap, env, Deadline::after(env.timeout));
+    }
     ~Communicator();
 
     int rank() const { return rank_; }
@@ -39,6 +46,7 @@ class Communicator {
     void run(Engine::TaskList tasks, const Engine::InterruptHook& hook);
     void submit(const std::shared_ptr<Task>& task);
     bool wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook);
+    std::vector<int> waiting_on(const Task& task) const { return engine_->waiting_on(task); }
 
     // Ranks with the same color form a new communicator, ordered by (key, rank); null for ranks
     // without color. Collective and blocking.
@@ -49,11 +57,18 @@ class Communicator {
     std::shared_ptr<std::byte> symmetric(int64_t bytes, const Engine::InterruptHook& hook);
 
     void abort(const std::string& reason);
-    // Operations in flight fail with AbortedError; later ones too. Idempotent.
+    // Operations in flight fail with AbortedError; later ones too. Idempotent. In a forked process
+    // it leaves everything, the peers' view of this rank included, as it is.
     void close();
 
   private:
-    Communicator(const Env& env, const Topology& topology, std::unique_ptr<Transport> transport);
+    static std::unique_ptr<Communicator> make(Bootstrap& bootstrap, const Env& env,
+                                              const Deadline& limit, bool may_spin);
+    Communicator(const Env& env, const Topology& topology, std::unique_ptr<Transport> transport,
+                 bool may_spin);
+    void check_process() const;
+    bool forked() const { return fork_generation() != generation_; }
+    std::function<void()> watch(std::vector<int> members, const Engine::InterruptHook& hook);
     Deadline deadline(Timeout timeout) const;
     std::shared_ptr<Task> internal_message(OpKind kind, const Buffer& buffer, int peer);
     friend class GroupBootstrap;
@@ -67,7 +82,9 @@ class Communicator {
     CollectiveContext context_;
     std::atomic<uint64_t> messages_{0};
     std::mutex close_mutex_;
-    Engine engine_;  // after what its tasks use
+    const uint64_t generation_ = fork_generation();
+    const bool spin_;                 // every rank of the node has a core of its own
+    std::unique_ptr<Engine> engine_;  // after what its tasks use
 };
 
 }  // namespace pycomm

@@ -18,6 +18,11 @@ bool is_plain_scatter(const Envelope& envelope) {
     return static_cast<OpKind>(envelope.kind) == OpKind::scatter && envelope.spare[0] == 1;
 }
 
+// Counts are derived from rows: `count` is elements and counts_hash elements per row.
+bool tells_row_elements(const Envelope& envelope) {
+    return envelope.spare[0] == 2;
+}
+
 [[noreturn]] void fail_mismatch(int rank, const Envelope& mine, int peer, const Envelope& theirs,
                                 const std::string& detail) {
     const std::string text =
@@ -31,15 +36,19 @@ bool is_plain_scatter(const Envelope& envelope) {
 
 std::string to_string(const Envelope& envelope) {
     const auto kind = static_cast<OpKind>(envelope.kind);
-    std::string text = concat(kind_name(kind), " #", envelope.sequence);
-    if (kind == OpKind::barrier) return text;
+    std::string text = kind_name(kind);
+    if (envelope.sequence > 0) text += concat(" #", envelope.sequence);  // else not started yet
+    if (kind == OpKind::barrier || kind == OpKind::split) return text;
+    if (kind == OpKind::empty) return text + concat(" (", envelope.count, " bytes)");
     text +=
         concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ", envelope.count,
                is_plain_scatter(envelope) ? " row" : " element", envelope.count == 1 ? "" : "s");
     if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(envelope.op)));
     if (envelope.root >= 0) text += concat(", root ", envelope.root);
-    if (!is_plain_scatter(envelope) && envelope.counts_hash != 0) {
-        text += concat(", counts ", std::hex, envelope.counts_hash);
+    if (tells_row_elements(envelope)) {
+        text += concat(", rows of ", envelope.counts_hash);
+    } else if (!is_plain_scatter(envelope) && envelope.counts_hash != 0) {
+        text += concat(", counts with checksum ", std::hex, envelope.counts_hash);
     }
     return text + ")";
 }
@@ -104,7 +113,8 @@ void RollCall::compare(int peer, const Envelope& theirs) {
     const bool same = mine_.sequence == theirs.sequence && mine_.kind == theirs.kind &&
                       mine_.dtype == theirs.dtype && mine_.op == theirs.op &&
                       mine_.root == theirs.root && mine_.spare[0] == theirs.spare[0] &&
-                      mine_.counts_hash == theirs.counts_hash;
+                      mine_.counts_hash == theirs.counts_hash &&
+                      (is_plain_scatter(mine_) || mine_.count == theirs.count);
     if (!same) fail_mismatch(transport_.rank(), mine_, peer, theirs, "");
     if (mine_.algorithm != theirs.algorithm) {
         fail_mismatch(transport_.rank(), mine_, peer, theirs,
@@ -112,10 +122,7 @@ void RollCall::compare(int peer, const Envelope& theirs) {
                              algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
                              algorithm_name(static_cast<Algorithm>(theirs.algorithm))));
     }
-    if (!is_plain_scatter(mine_)) {
-        if (mine_.count != theirs.count) fail_mismatch(transport_.rank(), mine_, peer, theirs, "");
-        return;
-    }
+    if (!is_plain_scatter(mine_)) return;
     scatter_parts_[static_cast<size_t>(peer)] = theirs;
     scatter_parts_[static_cast<size_t>(transport_.rank())] = mine_;
     const auto& root = scatter_parts_[static_cast<size_t>(mine_.root)];

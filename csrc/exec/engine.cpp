@@ -45,8 +45,37 @@ Engine::~Engine() {
 }
 
 void Engine::check_usable() {
+    const std::lock_guard lock(mutex_);
+    check_usable_locked();
+}
+
+// stop_once() needs mutex_, so the transport lives while it is held and stopping_ is not set.
+void Engine::check_usable_locked() {
     PYCOMM_CHECK(!stopping_.load(), argument, "this communicator is closed");
     if (const Fault* fault = transport_.fault()) throw fault_error(*fault, transport_.rank(), true);
+}
+
+void Engine::check_peers(const std::vector<int>& peers) {
+    std::unique_lock lock(mutex_);
+    check_usable_locked();
+    if (driving_) return;
+    driving_ = true;
+    lock.unlock();
+    std::optional<Fault> lost;
+    for (const int peer : peers) {
+        if (lost || peer == transport_.rank() || transport_.alive(peer)) continue;
+        lost = Fault{ErrorCode::peer_lost,
+                     transport_.rank(),
+                     {peer},
+                     concat("rank ", peer, " has ended or closed its communicator while rank ",
+                            transport_.rank(), " of ", transport_.size(),
+                            " sets up a communicator or memory with it")};
+    }
+    if (lost) break_communicator(*lost);
+    lock.lock();
+    driving_ = false;
+    changed_.notify_all();
+    if (lost) throw fault_error(*lost, transport_.rank(), false);
 }
 
 void Engine::enqueue(TaskList tasks) {
@@ -57,7 +86,7 @@ void Engine::enqueue(TaskList tasks) {
 
 void Engine::run(TaskList tasks, const InterruptHook& hook) {
     std::unique_lock lock(mutex_);
-    check_usable();
+    check_usable_locked();
     enqueue(tasks);
     const auto satisfied = [&] {
         return std::all_of(tasks.begin(), tasks.end(), [](const auto& t) { return t->finished(); });
@@ -102,7 +131,7 @@ void Engine::run(TaskList tasks, const InterruptHook& hook) {
 
 void Engine::submit(const std::shared_ptr<Task>& task) {
     const std::lock_guard lock(mutex_);
-    check_usable();
+    check_usable_locked();
     enqueue({&task, 1});
     if (!worker_.joinable()) worker_ = std::thread([this] { worker_loop(); });
     if (driving_) {
@@ -185,10 +214,17 @@ void Engine::rest(int& idle_passes, bool spin, const Satisfied& satisfied,
         return;
     }
     nanoseconds slice = look_interval;
+    std::vector<int> waiting;
     for (const auto& task : open_tasks()) {
         slice = std::min(slice, task->deadline().remaining());
         task->publish_waiting();
+        const auto peers = task->last_waiting();
+        waiting.insert(waiting.end(), peers.begin(), peers.end());
+        if (!task->is_collective()) continue;
+        const std::lock_guard lock(holding_mutex_);
+        holding_ = peers;
     }
+    transport_.post_waiting(waiting);
     transport_.wait(slice);
     if (pass()) {
         idle_passes = 0;
@@ -201,6 +237,9 @@ bool Engine::pass() {
     bool moved = has_incoming_.load() && take_incoming();
     if (const Fault* fault = transport_.fault()) {
         if (unfinished_ == 0) return moved;
+        // What the others have done for operations before the fault is here, and completes them.
+        while (advance_collectives() | advance_point_to_point()) {
+        }
         fail_all(std::make_exception_ptr(fault_error(*fault, transport_.rank(), false)));
         return true;
     }
@@ -314,10 +353,35 @@ std::optional<Fault> Engine::find_lost_peer() const {
     return std::nullopt;
 }
 
+std::vector<int> Engine::waiting_on(const Task& task) const {
+    auto peers = task.last_waiting();
+    if (!peers.empty() || !task.is_collective() || task.finished()) return peers;
+    const std::lock_guard lock(holding_mutex_);
+    return holding_;
+}
+
+// The ranks that hold up `task`.
+std::vector<int> Engine::culprits(const Task& task) const {
+    const auto waiting = task.waiting_on();
+    return task.waits_indirectly() ? transport_.trace(waiting) : waiting;
+}
+
 std::optional<Fault> Engine::find_late_task() const {
+    const size_t queued = next_look_.expired() ? collectives_.size() : 0;
+    for (size_t i = 1; i < queued; ++i) {
+        const Task& task = *collectives_[i];
+        if (!task.deadline().expired()) continue;
+        const auto missing = culprits(*collectives_.front());
+        return Fault{
+            ErrorCode::timeout, transport_.rank(), missing,
+            concat(task.describe(), " on rank ", transport_.rank(), " of ", transport_.size(),
+                   " timed out after ", task.deadline().seconds(), " s, queued behind ",
+                   collectives_.front()->describe(), ", which waits for rank ", join_ranks(missing),
+                   ": ", collectives_.front()->timeout_hint())};
+    }
     for (const auto& task : open_tasks()) {
         if (!task->deadline().expired()) continue;
-        const auto missing = task->waiting_on();
+        const auto missing = culprits(*task);
         return Fault{
             ErrorCode::timeout, transport_.rank(), missing,
             concat(task->describe(), " on rank ", transport_.rank(), " of ", transport_.size(),
@@ -366,6 +430,7 @@ std::exception_ptr Engine::stopped_error() const {
 }
 
 void Engine::abort(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
     if (stopping_.load()) return;
     transport_.post_fault({ErrorCode::aborted, transport_.rank(), {transport_.rank()}, reason});
     transport_.wake();

@@ -49,6 +49,8 @@ class Engine {
     // it); returns whether it is.
     bool wait(const Task& task, std::optional<double> seconds, const InterruptHook& hook);
 
+    // The ranks `task` waits for, or the operation it is queued behind, when the driver last slept.
+    std::vector<int> waiting_on(const Task& task) const;
     // Breaks the communicator on all ranks; callable from any thread.
     void abort(const std::string& reason);
     // Ends the worker; operations in flight fail with AbortedError. Idempotent; the transport is
@@ -56,10 +58,13 @@ class Engine {
     void stop();
     // Throws when the communicator is broken or stopped.
     void check_usable();
+    // The same, and breaks it when one of `peers` has ended. For waits outside the engine.
+    void check_peers(const std::vector<int>& peers);
 
   private:
     using Satisfied = std::function<bool()>;
 
+    void check_usable_locked();
     void enqueue(TaskList tasks);
     void drive(const Satisfied& satisfied, const InterruptHook& hook, bool spin);
     bool pass();
@@ -71,6 +76,7 @@ class Engine {
     std::vector<std::shared_ptr<Task>> open_tasks() const;
     std::optional<Fault> find_lost_peer() const;
     std::optional<Fault> find_late_task() const;
+    std::vector<int> culprits(const Task& task) const;
     void break_communicator(const Fault& fault);
     void fail_all(std::exception_ptr error);
     void finish(Task& task, std::exception_ptr error);
@@ -91,6 +97,8 @@ class Engine {
     std::atomic<bool> stopping_{false};
     std::atomic<int> unfinished_{0};
     std::atomic<int> sleepers_{0};  // threads in changed_ that wait for a task
+    mutable std::mutex holding_mutex_;
+    std::vector<int> holding_;  // the ranks the first collective waits for
     std::thread worker_;
     std::once_flag stopped_;
 

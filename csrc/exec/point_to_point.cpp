@@ -123,7 +123,7 @@ bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>&
             const bool whole = read_header(rank, peer);
             moved |= peer.header_done > had;
             if (!whole) return moved;
-            match(rank, peer, finished);
+            match(peer);
         }
         const size_t had = peer.payload_done;
         const bool whole = read_payload(rank, peer);
@@ -142,7 +142,7 @@ bool PointToPoint::read_header(int rank, Peer& peer) {
 }
 
 // Decides where the payload of the message goes whose header was read.
-void PointToPoint::match(int rank, Peer& peer, std::vector<Outcome>& finished) {
+void PointToPoint::match(Peer& peer) {
     peer.payload_done = 0;
     const auto found =
         std::find_if(peer.receives.begin(), peer.receives.end(),
@@ -157,12 +157,10 @@ void PointToPoint::match(int rank, Peer& peer, std::vector<Outcome>& finished) {
     }
     std::shared_ptr<PointToPointTask> receive = *found;
     peer.receives.erase(found);
-    if (auto error = compare(peer.header, *receive)) {
-        finished.push_back({std::move(receive), std::move(error)});
-    } else {
-        peer.target = std::move(receive);
-    }
-    (void)rank;
+    // A message that does not fit is taken in all the same before its receive fails: its sender must
+    // not wait for a rank that may never look at this stream again.
+    peer.refusal = compare(peer.header, *receive);
+    (peer.refusal ? peer.refused : peer.target) = std::move(receive);
 }
 
 bool PointToPoint::read_payload(int rank, Peer& peer) {
@@ -190,8 +188,11 @@ bool PointToPoint::read_payload(int rank, Peer& peer) {
 
 void PointToPoint::message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished) {
     if (peer.target) finished.push_back({std::move(peer.target), nullptr});
+    if (peer.refused) finished.push_back({std::move(peer.refused), std::move(peer.refusal)});
     if (peer.aside != nullptr) peer.aside->arrived = true;
     peer.target = nullptr;
+    peer.refused = nullptr;
+    peer.refusal = nullptr;
     peer.aside = nullptr;
     peer.header_done = 0;
     peer.payload_done = 0;
@@ -243,6 +244,7 @@ std::vector<std::shared_ptr<Task>> PointToPoint::open_tasks() const {
         tasks.insert(tasks.end(), peer.sends.begin(), peer.sends.end());
         tasks.insert(tasks.end(), peer.receives.begin(), peer.receives.end());
         if (peer.target) tasks.push_back(peer.target);
+        if (peer.refused) tasks.push_back(peer.refused);
         for (const auto& message : peer.set_aside) {
             if (message->claimed_by) tasks.push_back(message->claimed_by);
         }

@@ -89,10 +89,12 @@ class PointToPoint {
         size_t header_done = 0;
         size_t payload_done = 0;
         std::shared_ptr<PointToPointTask> target;  // receives the payload, or
-        Message* aside = nullptr;                  // it is set aside, or it is dropped
+        Message* aside = nullptr;                  // it is set aside, or it is dropped, and then
+        std::shared_ptr<PointToPointTask> refused;  // ends with the error
+        std::exception_ptr refusal;
         bool idle() const {
-            return sends.empty() && receives.empty() && !target && aside == nullptr &&
-                   header_done == 0;
+            return sends.empty() && receives.empty() && !target && !refused &&
+                   aside == nullptr && header_done == 0;
         }
     };
 
@@ -100,7 +102,7 @@ class PointToPoint {
     bool progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished);
     bool read_header(int rank, Peer& peer);
     bool read_payload(int rank, Peer& peer);
-    void match(int rank, Peer& peer, std::vector<Outcome>& finished);
+    void match(Peer& peer);
     void message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished);
     void take_aside(int rank, Peer& peer, std::vector<Outcome>& finished);
     std::exception_ptr compare(const Header& header, const PointToPointTask& receive) const;

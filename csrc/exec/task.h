@@ -24,6 +24,8 @@ class Task {
     virtual bool complete() const = 0;
     // The ranks without which it cannot go on.
     virtual std::vector<int> waiting_on() const = 0;
+    // Whether those ranks may themselves only be waiting for others in the same operation.
+    virtual bool waits_indirectly() const { return false; }
     // "all_reduce #5 (float32, 1000 elements, sum)".
     virtual std::string describe() const = 0;
     // What a timeout means for this operation and what to do about it.

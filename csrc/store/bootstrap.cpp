@@ -2,12 +2,14 @@
 // memory.
 #include "store/bootstrap.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <optional>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace pycomm {
 namespace {
@@ -41,6 +43,7 @@ std::string StoreBootstrap::key(int rank) const {
 std::vector<std::string> StoreBootstrap::all_gather(const std::string& blob,
                                                     const Deadline& deadline) {
     ++calls_;
+    check_not_failed(deadline);
     store_->set(key(rank_), blob);
     std::vector<std::string> blobs(static_cast<size_t>(size_));
     for (int i = 0; i < size_; ++i) {
@@ -67,7 +70,30 @@ void StoreBootstrap::fail_missing(const Deadline& deadline) const {
     // The last rank may have arrived between the deadline and the question.
     PYCOMM_CHECK(!missing.empty(), timeout, call, ": rank ", rank_, " of ", size_, " waited ",
                  deadline.seconds(), " s; the last rank arrived just then");
-    throw_missing(call, rank_, size_, deadline, missing);
+    try {
+        throw_missing(call, rank_, size_, deadline, missing);
+    } catch (const Error& error) {
+        std::string note;
+        for (const int rank : missing) note += concat(rank, ' ');
+        store_->set(prefix_ + "/failed", concat(note, '\n', error.what()));
+        throw;
+    }
+}
+
+// Whoever comes after others have given up need not wait for them.
+void StoreBootstrap::check_not_failed(const Deadline& deadline) const {
+    const std::string failed = prefix_ + "/failed";
+    if (!store_->contains(failed)) return;
+    std::istringstream note(store_->get(failed, deadline));
+    std::vector<int> missing;
+    for (int rank = 0; note >> rank;) missing.push_back(rank);
+    note.clear();
+    std::string reason;
+    std::getline(note, reason);
+    throw Error(
+        ErrorCode::timeout,
+        concat("rank ", rank_, " of ", size_, " came after another rank had given up: ", reason),
+        missing);
 }
 
 namespace {
@@ -102,7 +128,11 @@ class InprocBootstrap : public Bootstrap {
         if (++call.arrived == size_) slots_->arrived.notify_all();
         while (call.arrived < size_) {
             if (deadline.expired()) fail_missing(call, number, deadline);
-            slots_->arrived.wait_for(lock, deadline.remaining());
+            slots_->arrived.wait_for(
+                lock, std::min<std::chrono::nanoseconds>(deadline.remaining(), interrupt_interval));
+            lock.unlock();
+            check_interrupt();
+            lock.lock();
         }
         std::vector<std::string> blobs;
         for (const std::optional<std::string>& entry : call.blobs) blobs.push_back(*entry);

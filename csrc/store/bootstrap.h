@@ -11,7 +11,8 @@
 namespace pycomm {
 
 // Over any store. `prefix` keeps the groups that share a store apart; it must be the same on all
-// ranks of the group and used by no other group.
+// ranks of the group and used by no other group. A rank that gives up leaves a note for those that
+// come later.
 class StoreBootstrap : public Bootstrap {
   public:
     StoreBootstrap(std::shared_ptr<Store> store, int rank, int size, std::string prefix);
@@ -23,6 +24,7 @@ class StoreBootstrap : public Bootstrap {
   private:
     std::string key(int rank) const;
     [[noreturn]] void fail_missing(const Deadline& deadline) const;
+    void check_not_failed(const Deadline& deadline) const;
 
     std::shared_ptr<Store> store_;
     int rank_;

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 #include "store/random.h"
 #include "store/socket.h"
 
@@ -132,6 +133,7 @@ std::string FileStore::get(const std::string& key, const Deadline& deadline) {
         if (std::optional<std::string> value = read_file(path)) return *std::move(value);
         PYCOMM_CHECK(!deadline.expired(), timeout, "the key '", key, "' did not appear within ",
                      deadline.seconds(), " s in the file store ", directory_);
+        check_interrupt();
         std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
         pause = std::min<std::chrono::nanoseconds>(pause * 2, std::chrono::milliseconds(50));
         refresh(path);

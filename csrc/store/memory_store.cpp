@@ -1,7 +1,10 @@
 // A map, a mutex and a condition variable.
 #include "store/memory_store.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace pycomm {
 
@@ -20,7 +23,11 @@ std::string MemoryStore::get(const std::string& key, const Deadline& deadline) {
     while ((found = values_.find(key)) == values_.end()) {
         PYCOMM_CHECK(!deadline.expired(), timeout, "the key '", key, "' did not appear within ",
                      deadline.seconds(), " s in the memory store");
-        changed_.wait_for(lock, deadline.remaining());
+        changed_.wait_for(
+            lock, std::min<std::chrono::nanoseconds>(deadline.remaining(), interrupt_interval));
+        lock.unlock();
+        check_interrupt();
+        lock.lock();
     }
     return found->second;
 }

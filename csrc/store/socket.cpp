@@ -9,15 +9,16 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <future>
-#include <limits>
 #include <memory>
 #include <thread>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace pycomm {
 namespace {
@@ -56,7 +57,10 @@ Lookup look_up_until(const std::string& host, int port, const Deadline& deadline
     auto promise = std::make_shared<std::promise<Lookup>>();
     std::future<Lookup> future = promise->get_future();
     std::thread([promise, host, port] { promise->set_value(look_up(host, port, 0)); }).detach();
-    if (future.wait_for(deadline.remaining()) != std::future_status::ready) {
+    while (future.wait_for(std::min<std::chrono::nanoseconds>(
+               deadline.remaining(), interrupt_interval)) != std::future_status::ready) {
+        check_interrupt();
+        if (!deadline.expired()) continue;
         PYCOMM_FAIL(timeout, "the host name '", host, "' was not resolved within ",
                     deadline.seconds(), " s: the name service does not answer");
     }
@@ -93,9 +97,9 @@ UniqueFd try_listen(const Address& address) {
 }
 
 int poll_timeout_ms(const Deadline& deadline) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining()).count();
-    return static_cast<int>(std::min<long long>(left + 1, std::numeric_limits<int>::max()));
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.remaining());
+    return static_cast<int>(
+        std::min(left + std::chrono::milliseconds(1), interrupt_interval).count());
 }
 
 }  // namespace
@@ -261,6 +265,7 @@ bool wait_ready(int fd, short events, const Deadline& deadline) {
         if (count == -1 && errno != EINTR) {
             PYCOMM_FAIL(transport, "poll: ", errno_text(errno));
         }
+        check_interrupt();
         if (deadline.expired()) return false;
     }
 }

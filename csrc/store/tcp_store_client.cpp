@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 #include "store/tcp_store.h"
 #include "store/tcp_store_protocol.h"
 
@@ -151,6 +152,7 @@ class Search {
             PYCOMM_CHECK(!hopeless, transport, "no store to connect to", failures());
             PYCOMM_CHECK(!deadline_.expired(), timeout, "no store was reached within ",
                          deadline_.seconds(), " s", failures());
+            check_interrupt();
             std::this_thread::sleep_for(
                 std::min<std::chrono::nanoseconds>(pause, deadline_.remaining()));
             pause = std::min(pause * 2, milliseconds(200));
@@ -167,6 +169,7 @@ class Search {
             } catch (const Error& error) {
                 if (error.code() != ErrorCode::transport || limit.expired()) throw;
             }
+            check_interrupt();
             std::this_thread::sleep_for(milliseconds(200));
         }
     }

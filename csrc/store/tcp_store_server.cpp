@@ -67,6 +67,8 @@ class TcpStoreServer::Loop {
     void stop() {
         std::lock_guard lock(stop_mutex_);
         if (!thread_.joinable()) return;
+        // A child of fork has copies of the sockets, but not the thread.
+        if (::getpid() != owner_) return thread_.detach();
         const uint64_t one = 1;
         while (::write(stop_.get(), &one, sizeof(one)) == -1 && errno == EINTR) {
         }
@@ -344,6 +346,7 @@ class TcpStoreServer::Loop {
     size_t unfinished_ = 0;                    // bytes in all `in`
     bool accept_paused_ = false;
     Clock::time_point accept_again_;
+    const pid_t owner_ = ::getpid();
     std::mutex stop_mutex_;
     std::thread thread_;
 };

@@ -120,6 +120,12 @@ class Transport {
     virtual void wait(std::chrono::nanoseconds at_most) = 0;
     virtual void wake() = 0;
 
+    // Says which ranks this one waits for, and for how long it will not look again; cheap.
+    virtual void post_waiting(const std::vector<int>& /*peers*/) {}
+    // Follows what the ranks of `waiting` wait for themselves, as far as it is known, to those that
+    // do not wait: the ranks that hold up the others.
+    virtual std::vector<int> trace(const std::vector<int>& waiting) { return waiting; }
+
     // False once the peer's process is known to have ended. May cost a system call.
     virtual bool alive(int peer) = 0;
     // Breaks the communicator on every rank, as far as they can be reached; wakes them.

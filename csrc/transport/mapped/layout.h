@@ -38,6 +38,9 @@ struct alignas(cache_line) Doorbell {
     std::atomic<uint32_t> sequence;
     std::atomic<uint32_t> sleeping;
     std::atomic<uint32_t> closed;  // set when this rank has left the communicator
+    // The first 64 ranks this one waits for, as bits, and when it last said so (ns, steady clock).
+    std::atomic<uint64_t> waiting_for;
+    std::atomic<int64_t> waiting_at;
 };
 
 // An envelope and its arrival flag in one cache line. The flag is the operation's sequence number.

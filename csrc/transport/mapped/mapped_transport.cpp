@@ -7,6 +7,17 @@
 #include "base/futex.h"
 
 namespace pycomm {
+namespace {
+
+constexpr int max_traced = 64;  // bits of Doorbell::waiting_for
+// A rank that waits says so about every 50 ms. One that has not for this long is stopped or busy.
+constexpr int64_t stale_nanoseconds = 500'000'000;
+
+int64_t steady_nanoseconds() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
 
 MappedTransport::MappedTransport(int rank, Layout layout, std::byte* base)
     : rank_(rank), layout_(layout), base_(base) {
@@ -69,6 +80,37 @@ std::optional<Envelope> MappedTransport::read(int peer, uint64_t sequence) const
     return line.envelope;
 }
 
+void MappedTransport::post_waiting(const std::vector<int>& peers) {
+    uint64_t bits = 0;
+    for (const int peer : peers) {
+        if (peer < max_traced) bits |= uint64_t{1} << peer;
+    }
+    Doorbell& bell = layout_.doorbell(base_, rank_);
+    bell.waiting_for.store(bits, std::memory_order_relaxed);
+    bell.waiting_at.store(steady_nanoseconds(), std::memory_order_relaxed);
+}
+
+std::vector<int> MappedTransport::trace(const std::vector<int>& waiting) {
+    if (size() > max_traced) return waiting;
+    uint64_t seen = uint64_t{1} << rank_;
+    std::vector<int> queue = waiting;
+    std::vector<int> idle;
+    for (size_t i = 0; i < queue.size(); ++i) {
+        const int peer = queue[i];
+        if ((seen >> peer & 1) != 0) continue;
+        seen |= uint64_t{1} << peer;
+        const Doorbell& bell = layout_.doorbell(base_, peer);
+        const auto age = steady_nanoseconds() - bell.waiting_at.load(std::memory_order_relaxed);
+        const uint64_t bits = bell.waiting_for.load(std::memory_order_relaxed);
+        if (age > stale_nanoseconds || bits == 0) idle.push_back(peer);
+        for (int next = 0; age <= stale_nanoseconds && next < size(); ++next) {
+            if ((bits >> next & 1) != 0) queue.push_back(next);
+        }
+    }
+    std::sort(idle.begin(), idle.end());
+    return idle.empty() ? waiting : idle;
+}
+
 bool MappedTransport::alive(int peer) {
     return layout_.doorbell(base_, peer).closed.load(std::memory_order_seq_cst) == 0;
 }
@@ -83,7 +125,13 @@ void MappedTransport::leave() {
 void MappedTransport::post_fault(const Fault& fault) {
     FaultRecord& record = layout_.fault(base_);
     uint32_t expected = 0;
-    if (!record.state.compare_exchange_strong(expected, FaultRecord::writing)) return;
+    if (!record.state.compare_exchange_strong(expected, FaultRecord::writing)) {
+        // Another rank was first, or died while it wrote; either way this rank knows it is broken.
+        const std::lock_guard lock(fault_mutex_);
+        if (!fault_) fault_ = fault;
+        fault_known_.store(true, std::memory_order_release);
+        return;
+    }
     record.code = static_cast<uint8_t>(fault.code);
     record.reporter = fault.reporter;
     record.rank_count =
@@ -98,7 +146,10 @@ void MappedTransport::post_fault(const Fault& fault) {
 
 const Fault* MappedTransport::fault() {
     const FaultRecord& record = layout_.fault(base_);
-    if (record.state.load(std::memory_order_acquire) != FaultRecord::ready) return nullptr;
+    if (record.state.load(std::memory_order_acquire) != FaultRecord::ready &&
+        !fault_known_.load(std::memory_order_acquire)) {
+        return nullptr;
+    }
     const std::lock_guard lock(fault_mutex_);
     if (!fault_) {
         fault_ =

@@ -2,6 +2,7 @@
 // faults. Where the memory comes from, and how the end of a peer shows, is up to the subclass.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -25,6 +26,8 @@ class MappedTransport : public Transport, private Board {
     void wait(std::chrono::nanoseconds at_most) override;
     void wake() override;
 
+    void post_waiting(const std::vector<int>& peers) override;
+    std::vector<int> trace(const std::vector<int>& waiting) override;
     bool alive(int peer) override;
     void post_fault(const Fault& fault) override;
     const Fault* fault() override;
@@ -44,7 +47,8 @@ class MappedTransport : public Transport, private Board {
     std::vector<std::unique_ptr<MappedChannel>> channels_;  // [peer * stream_count + stream]
     uint32_t ticket_ = 0;  // doorbell sequence seen by prepare_wait
     std::mutex fault_mutex_;
-    std::optional<Fault> fault_;  // local copy of the record, once it is ready
+    std::optional<Fault> fault_;  // the record once it is ready, or what this rank could not record
+    std::atomic<bool> fault_known_{false};
 };
 
 }  // namespace pycomm

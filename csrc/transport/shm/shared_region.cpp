@@ -9,9 +9,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
+
+#include "base/interrupt.h"
 
 namespace pycomm {
 namespace {
@@ -97,9 +100,11 @@ bool wait_ready(int descriptor, short events, const Deadline& deadline) {
     while (true) {
         pollfd entry{descriptor, events, 0};
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.remaining());
-        const int ready = poll(&entry, 1, static_cast<int>(std::min<int64_t>(left.count(), 1000)));
+        const int ready =
+            poll(&entry, 1, static_cast<int>(std::min(left, interrupt_interval).count()));
         if (ready > 0) return true;
         PYCOMM_CHECK(ready == 0 || errno == EINTR, transport, "poll: ", errno_text(errno));
+        check_interrupt();
         if (deadline.expired()) return false;
     }
 }

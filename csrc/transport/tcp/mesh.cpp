@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/interrupt.h"
 #include "store/interfaces.h"
 #include "store/little_endian.h"
 #include "store/random.h"
@@ -107,6 +108,7 @@ class Mesh {
             if (deadline_.expired()) fail_missing();
             start_due();
             step();
+            check_interrupt();
         }
         return std::move(links_);
     }
@@ -263,7 +265,8 @@ void Mesh::start_due() {
 }
 
 int Mesh::pause_ms() const {
-    auto until = Clock::now() + std::min<Clock::duration>(deadline_.remaining(), milliseconds(500));
+    auto until =
+        Clock::now() + std::min<Clock::duration>(deadline_.remaining(), interrupt_interval);
     for (const Outgoing& attempt : outgoing_) {
         if (attempt.state == Outgoing::State::idle) until = std::min(until, attempt.moment);
     }

@@ -83,7 +83,6 @@ class TcpTransport final : public Transport {
     void read_control(int peer);
     void read_all_controls();
     bool record_fault(const Fault& fault);
-    void send_fault(Control& control, const std::string& frame);
     bool flushed(int peer, int stream);
 
     static constexpr int64_t wake_tag = -1;
@@ -91,6 +90,7 @@ class TcpTransport final : public Transport {
         -2;  // any stream; else the tag is the peer of a control socket
 
     const int rank_;
+    const pid_t owner_ = ::getpid();
     std::vector<std::unique_ptr<TcpChannel>> channels_;
     UniqueFd epoll_;
     UniqueFd wake_;
@@ -208,18 +208,17 @@ bool TcpTransport::record_fault(const Fault& fault) {
     return true;
 }
 
-void TcpTransport::send_fault(Control& control, const std::string& frame) {
-    // One frame always fits into the empty socket; the deadline is for a system short of memory.
-    send_all(control.fd.get(), frame.data(), frame.size(), Deadline::after(0.1));
-}
-
 void TcpTransport::post_fault(const Fault& fault) {
     const std::lock_guard lock(control_mutex_);
     read_all_controls();
     if (!record_fault(fault)) return;
     const std::string frame = encode_fault(fault);
     for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank_) send_fault(controls_[static_cast<size_t>(peer)], frame);
+        if (peer == rank_) continue;
+        // The only frame this rank ever sends there, so there is room for it at once. A peer that
+        // has ended needs it no more.
+        const int fd = controls_[static_cast<size_t>(peer)].fd.get();
+        (void)::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 }
 
@@ -248,6 +247,9 @@ bool TcpTransport::flushed(int peer, int stream) {
 }
 
 TcpTransport::~TcpTransport() {
+    // In a child of fork the connections are still the parent's: closing the copies is all there is
+    // to do.
+    if (::getpid() != owner_) return;
     // Streams end before the control sockets, whose end tells peers that no more will come.
     for (const auto& channel : channels_) {
         if (channel) ::shutdown(channel->fd(), SHUT_WR);
