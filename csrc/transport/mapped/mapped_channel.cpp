@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/futex.h"
+#include "transport/mapped/stream_copy.h"
 
 namespace pycomm {
 namespace {
@@ -50,7 +51,7 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
         const size_t place = out_head_ & (capacity_ - 1);
         const size_t piece =
             std::min({bytes - taken, static_cast<size_t>(room), capacity_ - place, publish_bytes});
-        std::memcpy(out_data_ + place, source + taken, piece);
+        stream_copy(out_data_ + place, source + taken, piece);
         taken += piece;
         out_head_ += piece;
         if (last && taken == bytes) out_head_ = align_up(out_head_);

@@ -1,0 +1,14 @@
+// Copying into memory that another core will read next.
+#pragma once
+
+#include <cstddef>
+
+namespace pycomm {
+
+// As memcpy to memory that does not overlap. Long copies go past the caches (streaming stores): an
+// ordinary store to a line that the reader's cache still holds must first take the line away from
+// it, which limits a ring between cores without a common cache to a quarter of the speed. All
+// stores are ordered before later ones of this thread.
+void stream_copy(std::byte* target, const std::byte* source, size_t bytes);
+
+}  // namespace pycomm
