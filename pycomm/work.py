@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,20 @@ class Work:
     from any thread.
     """
 
-    def __init__(self, task: Task, finish: Callable[[], Any], description: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        finish: Callable[[], Any],
+        release: Callable[[Task], None],
+        description: str,
+    ) -> None:
         self._task = task
         self._finish: Callable[[], Any] | None = finish
+        # Bound to the communicator, which lives as long as the operation.
+        self._release: Callable[[Task], None] | None = release
         self._value: Any = None
         self._description = description
+        self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until the operation is finished and returns its result.
@@ -40,7 +50,13 @@ class Work:
             CommError: The error with which the operation ended; raised again at every call.
         """
         seconds = check_timeout(timeout)
-        if not self._task.wait(seconds):
+        try:
+            finished = self._task.wait(seconds)
+        except BaseException:
+            if self._task.done():
+                self._let_go()
+            raise
+        if not finished:
             waiting = self._task.waiting_on()
             raise CommTimeoutError(
                 f"{self._description} is not finished after {seconds} s: waiting for rank "
@@ -67,10 +83,17 @@ class Work:
 
     def _settle(self) -> Any:
         """Completes the result on the first call (for example copies it into a strided array)."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._value = finish()
+        with self._lock:
+            if self._finish is not None:
+                self._value = self._finish()
+                self._finish = None
+        self._let_go()
         return self._value
+
+    def _let_go(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            release(self._task)
 
     def __repr__(self) -> str:
         return f"<Work {self._description}, {'finished' if self.done() else 'in flight'}>"

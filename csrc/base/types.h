@@ -26,7 +26,8 @@ namespace pycomm {
 // X(enumerator)
 #define PYCOMM_KIND_LIST(X)                                                       \
     X(none) X(barrier) X(all_reduce) X(reduce_scatter) X(all_gather) X(broadcast) \
-    X(reduce) X(gather) X(scatter) X(all_to_all) X(send) X(recv) X(close)
+    X(reduce) X(gather) X(scatter) X(all_to_all) X(send) X(recv) X(close)   \
+    X(split) X(empty)
 // clang-format on
 
 enum class DataType : uint8_t {
