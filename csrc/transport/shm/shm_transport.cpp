@@ -54,7 +54,10 @@ class ShmTransport final : public MappedTransport {
         : MappedTransport(rank, layout, region->data()),
           region_(std::move(region)),
           watches_(std::move(watches)) {}
-    ~ShmTransport() override { leave(); }
+    ~ShmTransport() override {
+        // In a child of fork the rank is still the parent's.
+        if (getpid() == owner_) leave();
+    }
 
     const char* name() const override { return "shm"; }
     bool alive(int peer) override {
@@ -66,6 +69,7 @@ class ShmTransport final : public MappedTransport {
     }
 
   private:
+    const pid_t owner_ = getpid();
     std::shared_ptr<Region> region_;
     std::vector<ProcessWatch> watches_;
 };

@@ -79,13 +79,26 @@ TEST_CASE("missing ranks are named") {
     }
 }
 
-TEST_CASE("a late rank still gets all blobs") {
-    for (const Group& group : {store_group(2), InprocGroup::create(2)}) {
-        CHECK(error_of([&] { group[0]->all_gather("early", Deadline::after(0.05)); }).ranks() ==
-              std::vector<int>{1});
-        const auto blobs = group[1]->all_gather("late", Deadline::after(5));
-        CHECK(blobs == std::vector<std::string>{"early", "late"});
-    }
+TEST_CASE("a late rank among threads still gets all blobs") {
+    const Group group = InprocGroup::create(2);
+    CHECK(error_of([&] { group[0]->all_gather("early", Deadline::after(0.05)); }).ranks() ==
+          std::vector<int>{1});
+    const auto blobs = group[1]->all_gather("late", Deadline::after(5));
+    CHECK(blobs == std::vector<std::string>{"early", "late"});
+}
+
+TEST_CASE("over a store, a rank that comes after others have given up is told so at once") {
+    const Group group = store_group(3);
+    CHECK(error_of([&] { group[0]->all_gather("early", Deadline::after(0.05)); }).ranks() ==
+          std::vector<int>{1, 2});
+    Error error(ErrorCode::comm, "");
+    const double waited = seconds_of(
+        [&] { error = error_of([&] { group[2]->all_gather("late", Deadline::after(20)); }); });
+    CHECK(waited < 2);
+    CHECK(error.code() == ErrorCode::timeout);
+    CHECK(error.ranks() == std::vector<int>{1, 2});
+    CHECK(holds(error.what(), "rank 2 of 3 came after another rank had given up"));
+    CHECK(holds(error.what(), "waited 0.05 s for rank 1, 2"));
 }
 
 TEST_CASE("groups with other prefixes share a store") {

@@ -344,6 +344,25 @@ TEST_CASE("tcp store: a killed server process is noticed too") {
     CHECK(waited < 1.5);
 }
 
+TEST_CASE("tcp store: a forked child that ends leaves the server alone") {
+    auto server = std::make_unique<TcpStoreServer>("127.0.0.1", 0);
+    const auto client = client_of(server->port());
+    const pid_t child = ::fork();
+    if (child == 0) {
+        ::alarm(10);
+        server.reset();
+        ::_exit(0);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    CHECK(status == 0);
+    client->set("a", "b");
+    CHECK(client->get("a", Deadline::after(5)) == "b");
+    // The port is free once the parent closes, whatever the child kept.
+    server->close();
+    CHECK(error_of([&] { client->contains("a"); }).code() == ErrorCode::transport);
+}
+
 TEST_CASE("tcp store: many clients wait for one key and bootstrap over it") {
     TcpStoreServer server("127.0.0.1", 0);
     constexpr int size = 16;

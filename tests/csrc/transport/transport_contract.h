@@ -522,6 +522,22 @@ TEST_CASE("contract: a killed rank is noticed, and what it sent can be read") {
     CHECK(report(errors) == "rank 1: signal 9\n");
 }
 
+TEST_CASE("contract: a forked child that ends does not end its parent's connections") {
+    const Kind kind = contract_kind();
+    if (!kind.processes) return;
+    const Errors errors = run_processes(kind, 2, [](Transport& transport) {
+        all_pairs(transport, {100});
+        const pid_t child = ::fork();
+        if (child == 0) return;  // destroys its copy of the transport
+        int status = -1;
+        ::waitpid(child, &status, 0);
+        expect(status == 0, "the child ended with status ", status);
+        expect(transport.alive(1 - transport.rank()), "the peer is said to have ended");
+        all_pairs(transport, {100, 100000});
+    });
+    CHECK(report(errors) == "");
+}
+
 TEST_CASE("contract: destruction with unread data, and while peers sleep") {
     run_everywhere(contract_kind(), 3, [](Transport& transport) {
         const Bytes data(100000);
