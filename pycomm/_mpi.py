@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -67,7 +68,7 @@ def _start(size_name: str, size: int, deadline: float) -> Any:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
-            # Importing would initialise with the GIL held, deaf to signals and deadlines.
+            # Importing would initialise, with the GIL held, deaf to signals and deadlines.
             mpi4py.rc.initialize = False
             mpi4py.rc.finalize = True
         from mpi4py import MPI
@@ -79,9 +80,7 @@ def _start(size_name: str, size: int, deadline: float) -> Any:
         ) from error
     if not MPI.Is_initialized():
         if _starter is None:
-            _starter = threading.Thread(
-                target=MPI.Init_thread, args=(MPI.THREAD_MULTIPLE,), daemon=True
-            )
+            _starter = threading.Thread(target=_initialise, args=(MPI,), daemon=True)
             _starter.start()
         pause = 0.0005
         while _starter.is_alive() and time.monotonic() < deadline:
@@ -92,7 +91,14 @@ def _start(size_name: str, size: int, deadline: float) -> Any:
                 f"MPI did not start in time: not all of the {size} processes of mpirun have come "
                 "to pycomm.init or mpi4py; check that every rank calls it, or give a longer timeout"
             )
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py makes exceptions of
     return MPI
+
+
+def _initialise(mpi: Any) -> None:
+    """Initialises MPI without the GIL, which mpi4py would keep: it may take until all have come."""
+    level = ctypes.c_int(mpi.THREAD_MULTIPLE)
+    ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, level, ctypes.byref(ctypes.c_int()))
 
 
 def _exchange(mpi: Any, blob: bytes, tag: int, deadline: float) -> list[bytes]:

@@ -46,12 +46,12 @@ class Report:
     seconds: float = 0.0
 
 
-def call(function: Callable[..., Any], *args: Any) -> Report:
+def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     """Calls the function and describes the result or the exception."""
     start = time.monotonic()
     report = Report()
     try:
-        report.value = function(*args)
+        report.value = function(*args, **kwargs)
     except BaseException as error:
         report = describe(error)
     report.seconds = time.monotonic() - start

@@ -268,7 +268,7 @@ def _run_processes(
                 own = dict(environment)
                 if launcher == "env":
                     own.update(RANK=str(index), WORLD_SIZE=str(n))
-                    own.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **env)
+                    own.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **(env or {})})
                 processes.append(_start(words, own, folder, index))
             for process in processes:
                 try:
