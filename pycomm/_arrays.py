@@ -23,10 +23,14 @@ _NAMES = frozenset(
     ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
+# Dtypes that have passed; looking a name up takes NumPy longer than a small operation.
+_accepted: set[np.dtype[Any]] = set()
 
 
 def check_array(value: Any, name: str) -> Array:
     """Returns ``value`` when it is a NumPy array (or scalar) of a supported dtype."""
+    if type(value) is np.ndarray and value.dtype in _accepted:
+        return value
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
@@ -41,6 +45,7 @@ def check_array(value: Any, name: str) -> Array:
             f"{name} has dtype {dtype} in foreign byte order; convert it with "
             f"{name}.astype({name}.dtype.newbyteorder('='))"
         )
+    _accepted.add(dtype)
     return value
 
 
