@@ -19,6 +19,7 @@ SUPPORTED = (
     "bool, int8 to int64, uint8 to uint64, float16, bfloat16, float32, float64, "
     "complex64, complex128"
 )
+_MAX_ELEMENTS = 1 << 58
 _NAMES = frozenset(
     ["bool", "float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -100,15 +101,15 @@ def check_timeout(value: Any, name: str = "timeout") -> float | None:
         raise ArgumentError(f"{name} is {value!r}, expected a positive number of seconds")
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ArgumentError(f"{name} is {value!r}, expected a positive number of seconds") from None
     if not math.isfinite(seconds) or seconds <= 0:
         raise ArgumentError(f"{name} is {seconds}, expected a positive number of seconds")
     return seconds
 
 
-def check_rows(value: Any, name: str, size: int) -> list[int]:
-    """A list of ``size`` row counts."""
+def check_rows(value: Any, name: str, size: int, row_elements: int = 1) -> list[int]:
+    """A list of ``size`` row counts, of rows of ``row_elements`` elements."""
     try:
         rows = [operator.index(entry) for entry in value]
     except TypeError:
@@ -119,7 +120,14 @@ def check_rows(value: Any, name: str, size: int) -> list[int]:
         )
     if any(count < 0 for count in rows):
         raise ArgumentError(f"{name} is {rows}, expected counts of 0 or more")
+    check_elements(sum(rows) * row_elements, f"{name} is {rows}")
     return rows
+
+
+def check_elements(elements: int, what: str) -> None:
+    """Refuses what does not fit into 64 bits of bytes, for any dtype."""
+    if elements > _MAX_ELEMENTS:
+        raise ArgumentError(f"{what}, {elements} elements in all; expected at most 2^58")
 
 
 def split_rows(rows: int, parts: int) -> list[int]:

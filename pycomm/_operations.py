@@ -104,7 +104,7 @@ class OperationBase:
         if counts is None:
             parts = [rows] * self.size
         else:
-            parts = check_rows(counts, "counts", self.size)
+            parts = check_rows(counts, "counts", self.size, width)
             if parts[self.rank] != rows:
                 raise ArgumentError(
                     f"counts gives {parts[self.rank]} rows for this rank, but x has {rows}"

@@ -16,6 +16,7 @@ Common to all operations:
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +30,11 @@ from pycomm import _core
 from pycomm._arrays import (
     Array,
     check_array,
+    check_elements,
     check_int,
     check_output,
     check_rows,
+    check_same_dtype,
     check_timeout,
     packed,
     row_shape,
@@ -275,7 +278,7 @@ class Communicator(OperationBase):
                 )
             target = check_output(out, "out")
             rows, _, width = row_shape(target)
-            parts = check_rows(counts, "counts", self.size) if counts is not None else []
+            parts = check_rows(counts, "counts", self.size, width) if counts is not None else []
             if parts and parts[self.rank] != rows:
                 raise ArgumentError(f"out has {rows} rows, but counts gives {parts[self.rank]}")
         return self._collective(
@@ -317,8 +320,10 @@ class Communicator(OperationBase):
         rows, tail, width = row_shape(source)
         explicit = send_counts is not None or recv_counts is not None
         sends = self._parts(send_counts, rows, "x", "send_counts")
+        if out is not None:  # before anything is sent; its shape is checked when it is known
+            check_same_dtype(check_output(out, "out"), "out", source, "x")
         if recv_counts is not None:
-            receives = check_rows(recv_counts, "recv_counts", self.size)
+            receives = check_rows(recv_counts, "recv_counts", self.size, width)
         elif send_counts is not None:
             announced = self.all_to_all(np.asarray(sends, dtype=np.int64), timeout=timeout)
             receives = [int(count) for count in announced]
@@ -488,11 +493,14 @@ class Communicator(OperationBase):
         except TypeError as error:
             raise ArgumentError(f"dtype is {dtype!r}: {error}") from None
         check_array(template, "the array")
-        extents = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-        extents = [check_int(n, "shape", 0, None, "integers of 0 or more") for n in extents]
-        count = 1
-        for extent in extents:
-            count *= extent
+        expected = "integers of 0 or more"
+        if isinstance(shape, (int, np.integer)):
+            shape = [shape]
+        elif not isinstance(shape, Sequence):
+            raise ArgumentError(f"shape is {shape!r}, expected {expected}")
+        extents = [check_int(n, "shape", 0, None, expected) for n in shape]
+        count = math.prod(extents)
+        check_elements(count, f"shape is {shape!r}")
         memory = self._core.symmetric(count * template.dtype.itemsize)
         return memory.view(template.dtype).reshape(extents)
 

@@ -57,9 +57,7 @@ def _all_reduce(comm: Any, parts: list[Array], expected: Array, op: str, what: s
         check(own, parts[comm.rank], f"input of all_reduce beside in place {what}")
 
 
-def _reduce(
-    comm: Any, parts: list[Array], expected: Array, op: str, root: int, what: str
-) -> None:
+def _reduce(comm: Any, parts: list[Array], expected: Array, op: str, root: int, what: str) -> None:
     own = parts[comm.rank].copy()
     out = sentinel(own.shape, own.dtype.name)
     before = out.copy()
@@ -133,9 +131,7 @@ def broadcast(comm: Any, rows: int, width: int, name: str, root: int, what: str)
     check(own, expected, f"broadcast from {root} {what}")
 
 
-def joins(
-    comm: Any, rows: int, width: int, name: str, root: int, salt: int, what: str
-) -> None:
+def joins(comm: Any, rows: int, width: int, name: str, root: int, salt: int, what: str) -> None:
     equal = [rows] * comm.size
     unequal = [(rows * (salt + 2 * rank)) % (rows + 2) for rank in range(comm.size)]
     for sizes, counts in ((equal, None), (equal, equal), (unequal, unequal)):
@@ -175,9 +171,7 @@ def joins(
             comm.gather(own, root, None, counts)
 
 
-def scatters(
-    comm: Any, rows: int, width: int, name: str, root: int, salt: int, what: str
-) -> None:
+def scatters(comm: Any, rows: int, width: int, name: str, root: int, salt: int, what: str) -> None:
     whole = values(root, (rows, width), name, salt=7)
     for counts in (None, uneven(rows, comm.size, salt)):
         sizes = split_rows(rows, comm.size) if counts is None else counts
@@ -216,9 +210,7 @@ def all_to_alls(comm: Any, rows: int, width: int, name: str, salt: int, what: st
         forms.append((unequal, True, False))
     for table, send, recv in forms:
         inputs = [values(src, (sum(table[src]), width), name, salt=9) for src in range(size)]
-        expected = np.concatenate(
-            [inputs[src][slices(table[src])[rank]] for src in range(size)]
-        )
+        expected = np.concatenate([inputs[src][slices(table[src])[rank]] for src in range(size)])
         own = inputs[rank].copy()
         options: dict[str, Any] = {}
         if send:
@@ -259,4 +251,3 @@ def everything(comm: Any, dtypes: Sequence[str] = ("float32", "bfloat16", "uint8
     for _ in range(20):
         comm.barrier()
     return done
-

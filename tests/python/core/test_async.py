@@ -154,9 +154,7 @@ def strided_outputs(comm: Any) -> None:
 
 
 def many_in_flight(comm: Any) -> None:
-    works = [
-        comm.all_reduce(np.full(1 + i % 13, i + comm.rank), async_op=True) for i in range(300)
-    ]
+    works = [comm.all_reduce(np.full(1 + i % 13, i + comm.rank), async_op=True) for i in range(300)]
     for i in reversed(range(300)):
         expected = comm.size * i + comm.size * (comm.size - 1) // 2
         assert (works[i].wait() == expected).all(), i
@@ -177,9 +175,7 @@ def many_threads(comm: Any) -> None:
     """Several threads of one rank: works are waited for by all of them at once."""
     wide = sentinel((1000, 2), "int64")
     parts = [values(r, 1000, "int64") for r in range(comm.size)]
-    works = [
-        comm.all_reduce(parts[comm.rank], out=wide[:, i % 2], async_op=True) for i in range(2)
-    ]
+    works = [comm.all_reduce(parts[comm.rank], out=wide[:, i % 2], async_op=True) for i in range(2)]
     results: list[Any] = []
     errors: list[BaseException] = []
 

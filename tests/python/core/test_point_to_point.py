@@ -93,9 +93,7 @@ def seven_sends_waited_in_reverse(comm: Any) -> None:
         parts = [values(comm.rank, count, "float32", salt=tag) for tag in range(7)]
         sends = [comm.send(part, right, tag, async_op=True) for tag, part in enumerate(parts)]
         outs = [sentinel(count, "float32") for _ in range(7)]
-        receives = [
-            comm.recv(outs[tag], left, tag, async_op=True) for tag in (3, 1, 4, 0, 5, 6, 2)
-        ]
+        receives = [comm.recv(outs[tag], left, tag, async_op=True) for tag in (3, 1, 4, 0, 5, 6, 2)]
         for work in reversed(sends):
             work.wait()
         for work in reversed(receives):
@@ -103,7 +101,9 @@ def seven_sends_waited_in_reverse(comm: Any) -> None:
         for tag, out in enumerate(outs):
             check(out, values(left, count, "float32", salt=tag), f"tag {tag}, {count} elements")
     # The same tag keeps its order.
-    sends = [comm.send(values(comm.rank, 4, "int32", salt=i), right, 9, async_op=True) for i in range(7)]
+    sends = [
+        comm.send(values(comm.rank, 4, "int32", salt=i), right, 9, async_op=True) for i in range(7)
+    ]
     for i in range(7):
         out = sentinel(4, "int32")
         check(comm.recv(out, left, 9), values(left, 4, "int32", salt=i), f"message {i}")

@@ -57,7 +57,9 @@ def ops_of(name: str) -> tuple[str, ...]:
     return tuple(op for op in OPS if op != "avg")
 
 
-def values(rank: int, shape: int | Sequence[int], name: str, op: str = "sum", salt: int = 0) -> Array:
+def values(
+    rank: int, shape: int | Sequence[int], name: str, op: str = "sum", salt: int = 0
+) -> Array:
     """Values for `op` that differ by rank and element."""
     return np.array(_values(rank, shape, name, op, salt))
 
