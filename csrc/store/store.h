@@ -25,8 +25,8 @@ class Bootstrap {
     virtual ~Bootstrap() = default;
     virtual int rank() const = 0;
     virtual int size() const = 0;
-    // Every rank gives one blob and receives all, in rank order. Collective. Throws CommTimeoutError
-    // with the missing ranks at the deadline.
+    // Every rank gives one blob and receives all, in rank order. Collective. Throws
+    // CommTimeoutError with the missing ranks at the deadline.
     virtual std::vector<std::string> all_gather(const std::string& blob,
                                                 const Deadline& deadline) = 0;
 };

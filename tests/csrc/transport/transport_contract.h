@@ -11,39 +11,12 @@
 
 #include <atomic>
 
-#include "transport/contract_ranks.h"
+#include "transport/contract_failures.h"
+#include "transport/contract_traffic.h"
 
 namespace pycomm::contract {
 
 Kind contract_kind();
-
-inline constexpr Stream both_streams[] = {Stream::collective, Stream::point_to_point};
-
-// Every rank sends messages of all `sizes` to every other, on both streams, at once.
-inline void all_pairs(Transport& transport, const std::vector<size_t>& sizes) {
-    Traffic traffic(transport);
-    for (int peer = 0; peer < transport.size(); ++peer) {
-        if (peer == transport.rank()) continue;
-        for (const Stream stream : both_streams) {
-            for (size_t i = 0; i < sizes.size(); ++i) {
-                traffic.send(peer, stream, static_cast<int>(i), sizes[i]);
-                traffic.recv(peer, stream, static_cast<int>(i), sizes[i]);
-            }
-        }
-    }
-    traffic.run();
-}
-
-// A message of one byte there and back: both ranks have come here.
-inline void meet(Transport& transport, int peer, Stream stream, int message) {
-    Traffic traffic(transport);
-    traffic.send(peer, stream, message, 1);
-    traffic.recv(peer, stream, message, 1);
-    traffic.run();
-}
-inline void meet(Transport& transport, int peer, int message) {
-    meet(transport, peer, Stream::collective, message);
-}
 
 inline bool aligned(const void* data) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0;
@@ -71,85 +44,6 @@ inline void recv_in_place(Transport& transport, int peer, int message, size_t by
         channel.consume(part, part == left);
         done += part;
     }
-}
-
-// Fills a channel until it takes nothing for a while; returns the number of bytes it took.
-inline size_t fill_channel(Channel& channel, uint64_t seed, size_t limit) {
-    const Bytes data = make_data(seed, limit + 65536);
-    size_t taken = 0;
-    for (int refusals = 0; refusals < 50 && taken <= limit;) {
-        const size_t now = channel.try_send(data.data() + taken, 65536, false);
-        taken += now;
-        refusals = now > 0 ? 0 : refusals + 1;
-        if (now == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return taken;
-}
-
-// Receives and checks what fill_channel sent.
-inline void drain_channel(Transport& transport, int peer, Stream stream, uint64_t seed,
-                          size_t bytes) {
-    Channel& channel = transport.channel(peer, stream);
-    Bytes data(bytes, std::byte{0xA5});
-    size_t done = 0;
-    wait_until(transport, "the rest of a full channel", [&] {
-        done += channel.try_recv(data.data() + done, bytes - done, false);
-        return done == bytes;
-    });
-    const size_t right = matching_bytes(data.data(), bytes, seed, 0);
-    expect(right == bytes, "byte ", right, " of ", bytes, " is wrong");
-}
-
-// One message with a number, from the rank where `sending` to the other.
-inline void pass_number(Transport& transport, int peer, Stream stream, bool sending,
-                        uint64_t* number) {
-    Channel& channel = transport.channel(peer, stream);
-    auto* bytes = reinterpret_cast<std::byte*>(number);
-    size_t done = 0;
-    wait_until(transport, "a number", [&] {
-        const size_t left = sizeof(*number) - done;
-        done += sending ? channel.try_send(bytes + done, left, true)
-                        : channel.try_recv(bytes + done, left, true);
-        return done == sizeof(*number);
-    });
-}
-
-inline Fault sample_fault() {
-    return {ErrorCode::timeout,
-            1,
-            {0, 2},
-            "all_reduce number 7: rank 1 is late. " + std::string(900, 'x')};
-}
-
-inline void expect_sample_fault(Transport& transport) {
-    wait_until(transport, "the fault", [&] { return transport.fault() != nullptr; });
-    const Fault wanted = sample_fault();
-    const Fault& seen = *transport.fault();
-    expect(seen.text == wanted.text, "text: ", seen.text);
-    expect(seen.ranks == wanted.ranks, "ranks: ", join_ranks(seen.ranks));
-    expect(seen.code == wanted.code, "code ", error_name(seen.code));
-    expect(seen.reporter == wanted.reporter, "reporter ", seen.reporter);
-}
-
-inline void wait_for_end_of(Transport& transport, int peer) {
-    const Deadline deadline = Deadline::after(5);
-    while (transport.alive(peer)) {
-        transport.prepare_wait();
-        transport.wait(std::chrono::milliseconds(20));
-        expect(!deadline.expired(), "the end of rank ", peer, " was not noticed within 5 s");
-    }
-}
-
-// A rank that has nothing to do must sleep.
-inline void expect_quiet(Transport& transport) {
-    int returns = 0;
-    const Deadline deadline = Deadline::after(0.5);
-    while (!deadline.expired()) {
-        transport.prepare_wait();
-        transport.wait(std::chrono::milliseconds(100));
-        ++returns;
-    }
-    expect(returns <= 40, "wait returned ", returns, " times in half a second without a reason");
 }
 
 TEST_CASE("contract: rank, size, name, channels") {
@@ -368,48 +262,6 @@ TEST_CASE("contract: an idle rank sleeps, with unread messages of others too") {
     });
 }
 
-TEST_CASE("contract: a fault reaches sleeping ranks, the first one stays") {
-    run_everywhere(contract_kind(), 3, [](Transport& transport) {
-        all_pairs(transport, {10});
-        if (transport.rank() == 1) transport.post_fault(sample_fault());
-        expect_sample_fault(transport);
-        transport.post_fault({ErrorCode::mismatch, transport.rank(), {1}, "a later fault"});
-        expect_sample_fault(transport);
-        // A rank that leaves early must not take the fault with it.
-        std::this_thread::sleep_for(std::chrono::milliseconds(transport.rank() * 50));
-        expect_sample_fault(transport);
-    });
-}
-
-TEST_CASE("contract: a fault is found without sleeping and posted from another thread") {
-    check_threads(contract_kind(), 3, [](Transport& transport) {
-        all_pairs(transport, {10});
-        std::thread poster;
-        if (transport.rank() == 1) {
-            poster = std::thread([&] { transport.post_fault(sample_fault()); });
-        }
-        const Deadline deadline = Deadline::after(patience);
-        while (transport.fault() == nullptr && !deadline.expired()) std::this_thread::yield();
-        if (poster.joinable()) poster.join();
-        expect_sample_fault(transport);
-    });
-}
-
-TEST_CASE("contract: a fault reaches the living when others have ended") {
-    const Kind kind = contract_kind();
-    if (!kind.processes) return;
-    const Errors errors = run_processes(kind, 4, [](Transport& transport) {
-        all_pairs(transport, {10});
-        if (transport.rank() == 3) ::raise(SIGKILL);
-        if (transport.rank() == 1) {
-            wait_for_end_of(transport, 3);
-            transport.post_fault(sample_fault());
-        }
-        expect_sample_fault(transport);
-    });
-    CHECK(report(errors) == "rank 3: signal 9\n");
-}
-
 TEST_CASE("contract: the board shows this and the previous envelope") {
     run_everywhere(contract_kind(), 3, [](Transport& transport) {
         Board* board = transport.board();
@@ -440,114 +292,6 @@ TEST_CASE("contract: the board shows this and the previous envelope") {
             }
         }
         all_pairs(transport, {1});
-    });
-}
-
-TEST_CASE("contract: what an ended rank sent can be read after its end") {
-    run_everywhere(contract_kind(), 3, [](Transport& transport) {
-        if (transport.rank() == 1) {
-            Traffic traffic(transport);
-            for (int message = 0; message < 3; ++message) {
-                traffic.send(0, Stream::collective, message, 4001);
-                traffic.send(0, Stream::point_to_point, message, 333);
-            }
-            traffic.run();
-            return;
-        }
-        if (transport.rank() == 0) {
-            // Unread by rank 1 when it ends.
-            Traffic unread(transport);
-            unread.send(1, Stream::collective, 0, 5000);
-            unread.run();
-            wait_for_end_of(transport, 1);
-            expect(transport.alive(2), "a living rank is said to have ended");
-            Traffic traffic(transport);
-            for (int message = 0; message < 3; ++message) {
-                traffic.recv(1, Stream::collective, message, 4001);
-                traffic.recv(1, Stream::point_to_point, message, 333);
-            }
-            traffic.run();
-            expect_quiet(transport);
-        }
-        meet(transport, 2 - transport.rank(), 0);
-    });
-}
-
-TEST_CASE("contract: all that a full channel took arrives, though its sender ends at once") {
-    const Kind kind = contract_kind();
-    run_everywhere(kind, 2, [&](Transport& transport) {
-        const int peer = 1 - transport.rank();
-        // Rank 0 ends with these bytes unread.
-        if (transport.rank() == 1) {
-            Traffic unread(transport);
-            unread.send(0, Stream::collective, 0, 5000);
-            unread.run();
-        }
-        meet(transport, peer, Stream::point_to_point, 0);
-        uint64_t taken = 0;
-        if (transport.rank() == 0) {
-            taken = fill_channel(transport.channel(1, Stream::collective), 98, kind.max_in_flight);
-        }
-        pass_number(transport, peer, Stream::point_to_point, transport.rank() == 0, &taken);
-        if (transport.rank() == 0) return;
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        drain_channel(transport, 0, Stream::collective, 98, taken);
-    });
-}
-
-TEST_CASE("contract: a killed rank is noticed, and what it sent can be read") {
-    const Kind kind = contract_kind();
-    if (!kind.processes) return;
-    const Errors errors = run_processes(kind, 3, [](Transport& transport) {
-        all_pairs(transport, {10});
-        if (transport.rank() == 1) {
-            Traffic traffic(transport);
-            traffic.send(0, Stream::collective, 1, 4001);
-            traffic.run();
-            ::raise(SIGKILL);
-        }
-        wait_for_end_of(transport, 1);
-        expect_quiet(transport);
-        if (transport.rank() == 0) {
-            Traffic traffic(transport);
-            traffic.recv(1, Stream::collective, 1, 4001);
-            traffic.run();
-        }
-        // Sending to it takes or refuses the bytes, but neither throws nor kills.
-        Bytes data(100000);
-        transport.channel(1, Stream::collective).try_send(data.data(), data.size(), true);
-        transport.channel(1, Stream::collective).try_send(data.data(), data.size(), true);
-        meet(transport, 2 - transport.rank(), 2);
-    });
-    CHECK(report(errors) == "rank 1: signal 9\n");
-}
-
-TEST_CASE("contract: a forked child that ends does not end its parent's connections") {
-    const Kind kind = contract_kind();
-    if (!kind.processes) return;
-    const Errors errors = run_processes(kind, 2, [](Transport& transport) {
-        all_pairs(transport, {100});
-        const pid_t child = ::fork();
-        if (child == 0) return;  // destroys its copy of the transport
-        int status = -1;
-        ::waitpid(child, &status, 0);
-        expect(status == 0, "the child ended with status ", status);
-        expect(transport.alive(1 - transport.rank()), "the peer is said to have ended");
-        all_pairs(transport, {100, 100000});
-    });
-    CHECK(report(errors) == "");
-}
-
-TEST_CASE("contract: destruction with unread data, and while peers sleep") {
-    run_everywhere(contract_kind(), 3, [](Transport& transport) {
-        const Bytes data(100000);
-        for (int peer = 0; peer < transport.size(); ++peer) {
-            if (peer == transport.rank()) continue;
-            for (const Stream stream : both_streams) {
-                transport.channel(peer, stream).try_send(data.data(), data.size(), true);
-            }
-        }
-        if (transport.rank() != 0) wait_for_end_of(transport, 0);
     });
 }
 
