@@ -20,6 +20,7 @@ _FIRST_TAG = 16000
 _TAGS_PER_ATTEMPT = 32
 _ATTEMPTS = 512
 _LONGEST_PAUSE_S = 0.005
+_NOT_OPEN_MPI = ("MPICH", "Intel", "MVAPICH")
 # MPI's own start waits for all processes and knows no deadline; a thread does that.
 _starter: threading.Thread | None = None
 # Requests of sends that may still be under way; they keep their buffers.
@@ -40,16 +41,20 @@ def mpi_all_gather(
         ArgumentError: mpi4py is missing, or belongs to another MPI than mpirun.
         CommTimeoutError: MPI did not start, or ranks did not come in time.
     """
-    mpi = _start(size_name, size, deadline)
+    said = f"mpirun says {rank_name}={rank} and {size_name}={size}, but mpi4py "
+    mpi = _import(size_name, size)
+    library = mpi.Get_library_version().strip("\0").splitlines()[0].strip()
+    advice = (
+        f"the mpirun belongs to another MPI than mpi4py, which uses {library}; call the mpirun of "
+        f"that MPI (for MPIs from pip: {os.path.join(sys.prefix, 'bin', 'mpirun')})"
+    )
+    # MPICH and its relatives would end the process when they start under another mpirun.
+    if rank_name.startswith("OMPI") and any(name in library for name in _NOT_OPEN_MPI):
+        raise ArgumentError(f"{said}is not made for that mpirun: {advice}")
+    _start(mpi, size, deadline)
     world = mpi.COMM_WORLD
     if world.Get_size() != size or world.Get_rank() != rank:
-        library = mpi.Get_library_version().strip("\0").splitlines()[0].strip()
-        raise ArgumentError(
-            f"mpirun says {rank_name}={rank} and {size_name}={size}, but mpi4py says rank "
-            f"{world.Get_rank()} of {world.Get_size()}: the mpirun belongs to another MPI than "
-            f"mpi4py, which uses {library}; call the mpirun of that MPI "
-            f"(for MPIs from pip: {os.path.join(sys.prefix, 'bin', 'mpirun')})"
-        )
+        raise ArgumentError(f"{said}says rank {world.Get_rank()} of {world.Get_size()}: {advice}")
     exchanges = 0
 
     def all_gather(blob: bytes) -> list[bytes]:
@@ -61,9 +66,8 @@ def mpi_all_gather(
     return all_gather
 
 
-def _start(size_name: str, size: int, deadline: float) -> Any:
-    """The module mpi4py.MPI, initialised."""
-    global _starter
+def _import(size_name: str, size: int) -> Any:
+    """The module mpi4py.MPI, initialised only if somebody else imported it before."""
     try:
         import mpi4py
 
@@ -78,21 +82,26 @@ def _start(size_name: str, size: int, deadline: float) -> Any:
             f"imported ({error}); pip install 'pycomm[mpi]', or start with "
             f"python -m pycomm.run -n {size}"
         ) from error
-    if not MPI.Is_initialized():
-        if _starter is None:
-            _starter = threading.Thread(target=_initialise, args=(MPI,), daemon=True)
-            _starter.start()
-        pause = 0.0005
-        while _starter.is_alive() and time.monotonic() < deadline:
-            _starter.join(pause)
-            pause = min(2 * pause, 0.05)
-        if _starter.is_alive():
-            raise CommTimeoutError(
-                f"MPI did not start in time: not all of the {size} processes of mpirun have come "
-                "to pycomm.init or mpi4py; check that every rank calls it, or give a longer timeout"
-            )
-        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py makes exceptions of
     return MPI
+
+
+def _start(mpi: Any, size: int, deadline: float) -> None:
+    global _starter
+    if mpi.Is_initialized():
+        return
+    if _starter is None:
+        _starter = threading.Thread(target=_initialise, args=(mpi,), daemon=True)
+        _starter.start()
+    pause = 0.0005
+    while _starter.is_alive() and time.monotonic() < deadline:
+        _starter.join(pause)
+        pause = min(2 * pause, 0.05)
+    if _starter.is_alive():
+        raise CommTimeoutError(
+            f"MPI did not start in time: not all of the {size} processes of mpirun have come to "
+            "pycomm.init or mpi4py; check that every rank calls it, or give a longer timeout"
+        )
+    mpi.COMM_WORLD.Set_errhandler(mpi.ERRORS_RETURN)  # which mpi4py makes exceptions of
 
 
 def _initialise(mpi: Any) -> None:

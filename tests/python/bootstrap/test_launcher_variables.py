@@ -148,6 +148,19 @@ pycomm.init(timeout=20)
         assert word in last, last
 
 
+def test_open_mpi_launches_mpi4py_of_mpich() -> None:
+    pytest.importorskip("mpi4py")
+    text = "import mpi4py; mpi4py.rc.initialize = False\nfrom mpi4py import MPI\n"
+    if "MPICH" not in alone(text + "print(MPI.Get_library_version())", {}).stdout:
+        pytest.skip("mpi4py does not use MPICH")
+    env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = alone(INIT, env)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("pycomm.errors.ArgumentError"), done
+    for word in ("OMPI_COMM_WORLD_SIZE=2", "MPICH", "belongs to another MPI", "call the mpirun of"):
+        assert word in last, last
+
+
 def test_mpirun_without_mpi4py() -> None:
     text = "import sys; sys.modules['mpi4py'] = None\nimport pycomm; pycomm.init()"
     done = alone(text, {"PMI_RANK": "0", "PMI_SIZE": "2"})

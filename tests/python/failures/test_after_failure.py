@@ -78,10 +78,8 @@ def test_close_ends_what_is_in_flight(transport: str) -> None:
 def children_of_a_broken_parent(comm: Any) -> tuple[Report, float, float, Report]:
     child = comm.split(comm.rank % 2)
     other = comm.split(0, -comm.rank)
-    if comm.rank == 0:
-        broken = call(comm.recv, np.empty(1), 1, timeout=0.5)
-    else:
-        broken = call(comm.barrier)
+    arguments = [np.empty(1), 1] if comm.rank == 0 else []
+    broken = call(comm.recv if arguments else comm.barrier, *arguments, timeout=0.5)
     x = child.all_reduce(np.full(10, comm.rank + 1.0))
     y = other.all_reduce(np.full(10, comm.rank + 1.0))
     comm.close()

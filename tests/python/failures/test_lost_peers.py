@@ -1,5 +1,5 @@
-# A peer that is killed is named within 5 seconds on every survivor; one that is stopped, by a timeout;
-# and one that goes on in time is no problem. Nobody burns a core while waiting.
+# A peer that is killed is named within 5 seconds on every survivor; one that is stopped, by a
+# timeout; and one that goes on in time is no problem. Nobody burns a core while waiting.
 from __future__ import annotations
 
 import os
@@ -142,9 +142,7 @@ def stopped_while_needed(comm: Any, name: str, limit: float, pause: float) -> li
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_stopped_rank_that_goes_on(transport: str, algorithm: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport, "PYCOMM_ALGO": algorithm}
-    outcomes = run_ranks(
-        3, stopped_while_needed, "all_reduce", 20.0, 1.5, launcher="env", env=env
-    )
+    outcomes = run_ranks(3, stopped_while_needed, "all_reduce", 20.0, 1.5, launcher="env", env=env)
     for outcome in outcomes:
         reports = outcome.get()
         assert all(report.error == "" and report.value == (6.0, 6.0) for report in reports)

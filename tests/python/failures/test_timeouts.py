@@ -37,9 +37,7 @@ WAITS: dict[str, Callable[[Any, float | None], Any]] = {
     "broadcast": lambda comm, timeout: comm.broadcast(np.ones(9), root=1, timeout=timeout),
     "recv": lambda comm, timeout: comm.recv(np.ones(3), 1, timeout=timeout),
     "send": lambda comm, timeout: comm.send(np.ones(8 << 20), 1, timeout=timeout),  # 64 MiB
-    "sendrecv": lambda comm, timeout: comm.sendrecv(
-        np.ones(3), 1, np.ones(3), 1, timeout=timeout
-    ),
+    "sendrecv": lambda comm, timeout: comm.sendrecv(np.ones(3), 1, np.ones(3), 1, timeout=timeout),
     "async": async_own_deadline,
     "object": lambda comm, timeout: comm.all_gather_object("x", timeout=timeout),
 }
@@ -214,9 +212,7 @@ def late_to_init(late: int, by_environment: bool) -> tuple[Report, Report | None
 @pytest.mark.parametrize("kind", ["env", "run"])
 def test_rank_late_to_init(kind: str, late: int, by_environment: bool) -> None:
     env = {"PYCOMM_TIMEOUT": str(LIMIT)} if by_environment else {}
-    outcomes = run_ranks(
-        3, late_to_init, late, by_environment, launcher=kind, env=env, init=False
-    )
+    outcomes = run_ranks(3, late_to_init, late, by_environment, launcher=kind, env=env, init=False)
     for outcome in outcomes:
         if outcome.rank == late:
             assert outcome.get()[0].error in ("CommTimeoutError", "TransportError")
