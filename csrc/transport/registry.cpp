@@ -1,6 +1,8 @@
 // The table of transports.
 #include "transport/registry.h"
 
+#include <chrono>
+
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -15,7 +17,7 @@ std::unique_ptr<Transport> make_transport(const std::string& kind, Bootstrap& bo
         TcpOptions options;
         options.ifname = env.interface;
         options.buffer_bytes = env.buffer_bytes;
-        options.timeout = deadline.seconds();
+        options.timeout = std::chrono::duration<double>(deadline.remaining()).count();
         return make_tcp_transport(bootstrap, options);
     }
     PYCOMM_FAIL(argument, "transport ", kind, " is not built in");
