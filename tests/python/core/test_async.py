@@ -315,7 +315,7 @@ def failing_works(comm: Any) -> None:
     behind = comm.barrier(async_op=True)
     assert isinstance(work.exception(), pycomm.MismatchError)
     for one in (work, behind):
-        for call in (one.wait, one.result, lambda one=one: one.wait(1.0)):  # type: ignore[misc]
+        for call in (one.wait, one.result, lambda one=one: one.wait(1.0)):
             with pytest.raises(pycomm.MismatchError):
                 call()
     assert work.done() and behind.done()
@@ -335,7 +335,7 @@ def close_in_flight(comm: Any) -> None:
     sub = comm.split(0)
     works = [
         sub.recv(np.zeros(3), other, 1, async_op=True),
-        sub.send(np.zeros(9 << 20), other, 2, async_op=True),
+        sub.recv(np.zeros(9 << 20), other, 2, async_op=True),
     ]
     with pytest.raises(pycomm.CommTimeoutError):
         works[0].wait(0.1)

@@ -1,5 +1,5 @@
-# Arguments that cannot be right: ArgumentError that says what was expected and what came, before any
-# traffic; the communicator stays intact.
+# Arguments that cannot be right: ArgumentError that says what was expected and what came, before
+# any traffic; the communicator stays intact.
 from __future__ import annotations
 
 import decimal
@@ -56,35 +56,35 @@ NO_ARRAYS: list[Any] = [
 CALLS: list[tuple[str, Callable[[Any], Any], tuple[str, ...]]] = []
 
 
-def case(*words: str) -> Callable[[Callable[[Any], Any]], None]:
-    def add(call: Callable[[Any], Any]) -> None:
-        CALLS.append((" ".join(words), call, words))
+def case(*words: str) -> Callable[..., None]:
+    def add(call: Callable[..., Any], *args: Any) -> None:
+        CALLS.append((" ".join(words), lambda comm: call(comm, *args), words))
 
     return add
 
 
 for bad_op in ("mean", "SUM", "", None, 3, b"sum", ["sum"], np.add):
     case("op is", repr(bad_op)[:20], "sum, prod")(
-        lambda comm, op=bad_op: comm.all_reduce(f4(2), op)
+        lambda comm, op: comm.all_reduce(f4(2), op), bad_op
     )
-    case("op is")(lambda comm, op=bad_op: comm.reduce(f4(2), 0, op))
-    case("op is")(lambda comm, op=bad_op: comm.reduce_scatter(f4(2), op))
+    case("op is")(lambda comm, op: comm.reduce(f4(2), 0, op), bad_op)
+    case("op is")(lambda comm, op: comm.reduce_scatter(f4(2), op), bad_op)
 for bad_root in (-1, 2, 10**9, 2**63, 2**64, 1.0, "0", None, True, np.float64(0), [0]):
     text = str(bad_root) if isinstance(bad_root, (int, np.integer)) else repr(bad_root)
     for name in ("broadcast", "reduce", "gather"):
         case("root is", text, "expected a rank from 0 to 1")(
-            lambda comm, name=name, root=bad_root: getattr(comm, name)(f4(2), root=root)
+            lambda comm, name, root: getattr(comm, name)(f4(2), root=root), name, bad_root
         )
-    case("root is", text)(lambda comm, root=bad_root: comm.scatter(f4(2), root, f4(1)))
-    case("root is", text)(lambda comm, root=bad_root: comm.broadcast_object(1, root))
-    case("dst is", text)(lambda comm, peer=bad_root: comm.send(f4(2), peer))
-    case("src is", text)(lambda comm, peer=bad_root: comm.recv(f4(2), peer))
-    case("dst is", text)(lambda comm, peer=bad_root: comm.sendrecv(f4(2), peer, f4(2), 0))
-    case("src is", text)(lambda comm, peer=bad_root: comm.sendrecv(f4(2), 0, f4(2), peer))
+    case("root is", text)(lambda comm, root: comm.scatter(f4(2), root, f4(1)), bad_root)
+    case("root is", text)(lambda comm, root: comm.broadcast_object(1, root), bad_root)
+    case("dst is", text)(lambda comm, peer: comm.send(f4(2), peer), bad_root)
+    case("src is", text)(lambda comm, peer: comm.recv(f4(2), peer), bad_root)
+    case("dst is", text)(lambda comm, peer: comm.sendrecv(f4(2), peer, f4(2), 0), bad_root)
+    case("src is", text)(lambda comm, peer: comm.sendrecv(f4(2), 0, f4(2), peer), bad_root)
 for bad_tag in (-1, 2**31, 2**40, 1.5, "a", None, False):
-    case("tag is")(lambda comm, tag=bad_tag: comm.send(f4(2), 0, tag))
-    case("tag is", "0 to 2^31 - 1")(lambda comm, tag=bad_tag: comm.recv(f4(2), 0, tag))
-    case("tag is")(lambda comm, tag=bad_tag: comm.sendrecv(f4(2), 0, f4(2), 0, tag))
+    case("tag is")(lambda comm, tag: comm.send(f4(2), 0, tag), bad_tag)
+    case("tag is", "0 to 2^31 - 1")(lambda comm, tag: comm.recv(f4(2), 0, tag), bad_tag)
+    case("tag is")(lambda comm, tag: comm.sendrecv(f4(2), 0, f4(2), 0, tag), bad_tag)
 for bad_timeout in (
     0,
     -1,
@@ -100,7 +100,7 @@ for bad_timeout in (
     10**400,
     decimal.Decimal("NaN"),
 ):
-    for call in (
+    for timed in (
         lambda comm, t: comm.all_reduce(f4(2), timeout=t),
         lambda comm, t: comm.reduce(f4(2), timeout=t),
         lambda comm, t: comm.broadcast(f4(2), timeout=t),
@@ -120,9 +120,7 @@ for bad_timeout in (
         lambda comm, t: pycomm.thread_world(1, timeout=t),
         lambda comm, t: pycomm.init(timeout=t),
     ):
-        case("timeout is", "positive number of seconds")(
-            lambda comm, call=call, t=bad_timeout: call(comm, t)
-        )
+        case("timeout is", "positive number of seconds")(timed, bad_timeout)
 for bad_counts in (
     [1],
     [1, 1, 1],
@@ -138,13 +136,12 @@ for bad_counts in (
     [2**70, -(2**70)],
 ):
     if bad_counts is not None:
-        case("counts")(lambda comm, c=bad_counts: comm.reduce_scatter(f4(2), counts=c))
-        case("counts")(lambda comm, c=bad_counts: comm.scatter(f4(2), comm.rank, None, c))
-        case("send_counts")(lambda comm, c=bad_counts: comm.all_to_all(f4(2), None, c, [1, 1]))
+        case("counts")(lambda comm, c: comm.reduce_scatter(f4(2), counts=c), bad_counts)
+        case("counts")(lambda comm, c: comm.scatter(f4(2), comm.rank, None, c), bad_counts)
+        case("send_counts")(lambda comm, c: comm.all_to_all(f4(2), None, c, [1, 1]), bad_counts)
         case("recv_counts")(
-            lambda comm, c=bad_counts if bad_counts != [1, 2] else [2]: comm.all_to_all(
-                f4(2), None, [1, 1], c
-            )
+            lambda comm, c: comm.all_to_all(f4(2), None, [1, 1], c),
+            [2] if bad_counts == [1, 2] else bad_counts,
         )
 for bad_counts in (
     [1],
@@ -159,34 +156,34 @@ for bad_counts in (
     [2, None],
     [2**63, 2**63],
 ):
-    case("counts")(lambda comm, c=bad_counts: comm.all_gather(f4(2), counts=c))
-    case("counts")(lambda comm, c=bad_counts: comm.gather(f4(2), comm.rank, None, c))
-    case("counts")(lambda comm, c=bad_counts: comm.scatter(None, 1 - comm.rank, f4(2), c))
+    case("counts")(lambda comm, c: comm.all_gather(f4(2), counts=c), bad_counts)
+    case("counts")(lambda comm, c: comm.gather(f4(2), comm.rank, None, c), bad_counts)
+    case("counts")(lambda comm, c: comm.scatter(None, 1 - comm.rank, f4(2), c), bad_counts)
 for bad in NO_ARRAYS:
     kind = "dtype" if isinstance(bad, np.ndarray) else type(bad).__name__
     if bad is not None:
-        case("x", kind)(lambda comm, x=bad: comm.scatter(x, comm.rank, f4(1)))
-        case("out", kind)(lambda comm, x=bad: comm.all_reduce(f4(2), "sum", x))
-        case("out", kind)(lambda comm, x=bad: comm.reduce(f4(2), comm.rank, "sum", x))
-        case("out", kind)(lambda comm, x=bad: comm.reduce_scatter(f4(2), "sum", x))
-        case("out", kind)(lambda comm, x=bad: comm.all_gather(f4(2), x))
-        case("out", kind)(lambda comm, x=bad: comm.gather(f4(2), comm.rank, x))
-        case("out", kind)(lambda comm, x=bad: comm.all_to_all(f4(2), x))
-    case("x", kind)(lambda comm, x=bad: comm.all_reduce(x))
-    case("x", kind)(lambda comm, x=bad: comm.all_reduce(x, out=f4(2)))
-    case("x", kind)(lambda comm, x=bad: comm.reduce(x))
-    case("x", kind)(lambda comm, x=bad: comm.broadcast(x, comm.rank))
-    case("x", kind)(lambda comm, x=bad: comm.broadcast(x, 1 - comm.rank))
-    case("x", kind)(lambda comm, x=bad: comm.reduce_scatter(x))
-    case("x", kind)(lambda comm, x=bad: comm.all_gather(x))
-    case("x", kind)(lambda comm, x=bad: comm.gather(x))
-    case("x", kind)(lambda comm, x=bad: comm.all_to_all(x))
-    case("x", kind)(lambda comm, x=bad: comm.send(x, 0))
-    case("out", kind)(lambda comm, x=bad: comm.recv(x, 0))
+        case("x", kind)(lambda comm, x: comm.scatter(x, comm.rank, f4(1)), bad)
+        case("out", kind)(lambda comm, x: comm.all_reduce(f4(2), "sum", x), bad)
+        case("out", kind)(lambda comm, x: comm.reduce(f4(2), comm.rank, "sum", x), bad)
+        case("out", kind)(lambda comm, x: comm.reduce_scatter(f4(2), "sum", x), bad)
+        case("out", kind)(lambda comm, x: comm.all_gather(f4(2), x), bad)
+        case("out", kind)(lambda comm, x: comm.gather(f4(2), comm.rank, x), bad)
+        case("out", kind)(lambda comm, x: comm.all_to_all(f4(2), x), bad)
+    case("x", kind)(lambda comm, x: comm.all_reduce(x), bad)
+    case("x", kind)(lambda comm, x: comm.all_reduce(x, out=f4(2)), bad)
+    case("x", kind)(lambda comm, x: comm.reduce(x), bad)
+    case("x", kind)(lambda comm, x: comm.broadcast(x, comm.rank), bad)
+    case("x", kind)(lambda comm, x: comm.broadcast(x, 1 - comm.rank), bad)
+    case("x", kind)(lambda comm, x: comm.reduce_scatter(x), bad)
+    case("x", kind)(lambda comm, x: comm.all_gather(x), bad)
+    case("x", kind)(lambda comm, x: comm.gather(x), bad)
+    case("x", kind)(lambda comm, x: comm.all_to_all(x), bad)
+    case("x", kind)(lambda comm, x: comm.send(x, 0), bad)
+    case("out", kind)(lambda comm, x: comm.recv(x, 0), bad)
     case("out", "" if bad is None else kind)(
-        lambda comm, x=bad: comm.scatter(None, 1 - comm.rank, x)
+        lambda comm, x: comm.scatter(None, 1 - comm.rank, x), bad
     )
-for call in (
+UNWRITABLE: list[Callable[[Any], Any]] = [
     lambda comm: comm.all_reduce(read_only(2)),
     lambda comm: comm.all_reduce(f4(2), out=read_only(2)),
     lambda comm: comm.reduce(read_only(2), comm.rank),
@@ -202,9 +199,10 @@ for call in (
     lambda comm: comm.sendrecv(f4(2), 0, read_only(2), 0),
     lambda comm: comm.all_reduce(np.broadcast_to(np.float32(1), (3,))),
     lambda comm: comm.all_reduce(f4(2), out=read_only(2), async_op=True),
-):
+]
+for call in UNWRITABLE:
     case("read-only")(call)
-for call in (
+OTHER_DTYPES: list[Callable[[Any], Any]] = [
     lambda comm: comm.all_reduce(f4(2), out=np.ones(2)),
     lambda comm: comm.reduce(f4(2), comm.rank, out=np.ones(2, np.int32)),
     lambda comm: comm.reduce_scatter(f4(2), out=np.ones(1)),
@@ -212,22 +210,23 @@ for call in (
     lambda comm: comm.gather(f4(2), comm.rank, np.ones(4)),
     lambda comm: comm.scatter(f4(2), comm.rank, np.ones(1)),
     lambda comm: comm.all_to_all(f4(2), np.ones(2)),
-):
+]
+for call in OTHER_DTYPES:
     case("out has dtype", "x has dtype float32")(call)
 case("NumPy scalar")(lambda comm: comm.all_reduce(np.float32(1)))
 case("NumPy scalar")(lambda comm: comm.recv(np.float32(1), 0))
 case("x is None at the root")(lambda comm: comm.scatter(None, comm.rank, f4(1)))
 case("out is None")(lambda comm: comm.scatter(f4(2), 1 - comm.rank))
 for bad_color in (1.5, "a", 2**31, -(2**31), 2**80, True, [1]):
-    case("color is", "32-bit integer")(lambda comm, c=bad_color: comm.split(c))
-    case("key is", "32-bit integer")(lambda comm, k=bad_color: comm.split(0, k))
+    case("color is", "32-bit integer")(lambda comm, c: comm.split(c), bad_color)
+    case("key is", "32-bit integer")(lambda comm, k: comm.split(0, k), bad_color)
 for bad_shape in (-1, (2, -3), 1.5, "ab", (2.0,), None, [[2]], (True,), 2**63, (2**40, 2**40)):
-    case("shape is")(lambda comm, s=bad_shape: comm.empty(s))
+    case("shape is")(lambda comm, s: comm.empty(s), bad_shape)
 for bad_dtype in ("floating", object, "U3", "f16", 3.5, "M8[s]", ">f4", "longdouble"):
-    case("dtype")(lambda comm, d=bad_dtype: comm.empty(2, d))
+    case("dtype")(lambda comm, d: comm.empty(2, d), bad_dtype)
 for bad_size in (0, -1, 4097, 2**40, 1.5, "2", None, True):
     case("size is", "a number of ranks from 1 to 4096")(
-        lambda comm, n=bad_size: pycomm.thread_world(n)
+        lambda comm, n: pycomm.thread_world(n), bad_size
     )
 
 
@@ -280,7 +279,7 @@ def wrong_then_right(comm: Any) -> None:
 
 
 def test_arguments_that_are_fine() -> None:
-    comm = pycomm.thread_world(1)[0]
+    comm: Any = pycomm.thread_world(1)[0]
     for zero in (0, np.int8(0), np.uint64(0)):
         comm.broadcast(f4(2), zero)
         comm.send(f4(2), zero, zero)

@@ -289,7 +289,7 @@ def read_only(comm: Any) -> None:
     assert out == 2.0
 
 
-OVERLAPS = {
+OVERLAPS: dict[str, Callable[[Array, int], tuple[Array, Array]]] = {
     "shifted up": lambda base, n: (base[:n], base[3 : n + 3]),
     "shifted down": lambda base, n: (base[3 : n + 3], base[:n]),
     "by one": lambda base, n: (base[:n], base[1 : n + 1]),
@@ -309,9 +309,14 @@ def test_overlapping_input_and_output(choice: str) -> None:
             outcome.get()
 
 
+def overlapping(kind: str, n: int, name: str, apart: bool) -> tuple[Array, Array]:
+    x, out = OVERLAPS[kind](sentinel(2 * n + 8, name), n)
+    return x, (out.copy() if apart else out)
+
+
 def overlaps(comm: Any) -> None:
     size, rank = comm.size, comm.rank
-    for index, (kind, make) in enumerate(OVERLAPS.items()):
+    for index, kind in enumerate(OVERLAPS):
         # Some ranks overlap, others do not.
         apart = (rank + index) % 3 == 2
         for n in (6, 24, 30_000):
@@ -319,20 +324,15 @@ def overlaps(comm: Any) -> None:
                 parts = [values(r, n, name, salt=index) for r in range(size)]
                 what = f"{kind} {n} {name} on rank {rank} of {size}"
 
-                def pair(length: int = n, name: str = name) -> tuple[Array, Array]:
-                    base = sentinel(2 * length + 8, name)
-                    x, out = make(base, length)
-                    return x, (out.copy() if apart else out)
-
-                x, out = pair()
+                x, out = overlapping(kind, n, name, apart)
                 x[...] = parts[rank]
                 check(comm.all_reduce(x, out=out), combine(parts, "sum"), f"all_reduce {what}")
-                x, out = pair()
+                x, out = overlapping(kind, n, name, apart)
                 x[...] = parts[rank]
                 result = comm.reduce(x, size - 1, "max", out)
                 if rank == size - 1:
                     check(result, combine(parts, "max"), f"reduce {what}")
-                x, out = pair()
+                x, out = overlapping(kind, n, name, apart)
                 x[...] = parts[rank]
                 if n % size == 0:
                     rows = n // size

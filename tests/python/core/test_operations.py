@@ -95,7 +95,7 @@ def test_world_of_one_process() -> None:
 
 
 def test_the_table_of_algorithms_is_complete() -> None:
-    """The error for an unknown name lists what there is; all of it is in ALGORITHMS, thus tested."""
+    """The error for an unknown name lists all there is, which is in ALGORITHMS and thus tested."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYCOMM_ALGO", "all_reduce:nonsense")
         with pytest.raises(pycomm.ArgumentError) as error:

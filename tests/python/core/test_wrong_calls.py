@@ -411,7 +411,7 @@ def test_output_one_element_short() -> None:
 def short_outputs(comm: Any) -> None:
     n, size = 8, comm.size
     x = zeros(n)
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: comm.all_reduce(x, out=zeros(n - 1)),
         lambda: comm.all_reduce(x, out=zeros(n + 1)),
         lambda: comm.reduce(x, comm.rank, out=zeros(n - 1)),
@@ -421,7 +421,8 @@ def short_outputs(comm: Any) -> None:
         lambda: comm.scatter(x, comm.rank, zeros(n // size - 1)),
         lambda: comm.all_to_all(x, zeros(n - 1)),
         lambda: comm.all_reduce(x, out=zeros((2, 4))),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(pycomm.ArgumentError, match=r"shape.*expected"):
             call()
     assert not x.any()

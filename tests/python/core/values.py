@@ -64,7 +64,7 @@ def values(
     return np.array(_values(rank, shape, name, op, salt))
 
 
-def _values(rank: int, shape: int | Sequence[int], name: str, op: str, salt: int) -> Array:
+def _values(rank: int, shape: int | Sequence[int], name: str, op: str, salt: int) -> Any:
     extents = (shape,) if isinstance(shape, int) else tuple(shape)
     index = np.arange(int(np.prod(extents, dtype=np.int64)), dtype=np.int64).reshape(extents)
     mixed = index * 37 + rank * 101 + salt * 1009 + (index // 64) * (rank + 3)
@@ -86,10 +86,13 @@ def noise(rank: int, shape: int | Sequence[int], name: str, salt: int = 0) -> Ar
     """Values whose sum depends on the order of the additions."""
     random = np.random.default_rng([rank, salt])
     scale = 10.0 ** random.integers(-2, 3, size=shape)
-    real = random.standard_normal(shape) * scale
+    real: Any = random.standard_normal(shape) * scale
     if name in COMPLEX:
-        return (real + 1j * random.standard_normal(shape) * scale).astype(dtype_of(name))
-    return real.astype(np.float32).astype(dtype_of(name)) if name != "float64" else real
+        real = real + 1j * random.standard_normal(shape) * scale
+        return np.asarray(real).astype(dtype_of(name))
+    if name != "float64":
+        real = real.astype(np.float32)
+    return np.asarray(real).astype(dtype_of(name))
 
 
 def combine(parts: Sequence[Array], op: str) -> Array:
@@ -119,6 +122,7 @@ def _tree(parts: Sequence[Array], op: str) -> Array:
 
 
 def _pair(a: Array, b: Array, op: str) -> Array:
+    functions: dict[str, Any]
     if a.dtype == bool:
         functions = {
             "sum": np.logical_or,
