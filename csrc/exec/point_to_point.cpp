@@ -157,8 +157,8 @@ void PointToPoint::match(Peer& peer) {
     }
     std::shared_ptr<PointToPointTask> receive = *found;
     peer.receives.erase(found);
-    // A message that does not fit is taken in all the same before its receive fails: its sender must
-    // not wait for a rank that may never look at this stream again.
+    // A message that does not fit is taken in all the same before its receive fails: its sender
+    // must not wait for a rank that may never look at this stream again.
     peer.refusal = compare(peer.header, *receive);
     (peer.refusal ? peer.refused : peer.target) = std::move(receive);
 }

@@ -88,13 +88,13 @@ class PointToPoint {
         Header header{};
         size_t header_done = 0;
         size_t payload_done = 0;
-        std::shared_ptr<PointToPointTask> target;  // receives the payload, or
-        Message* aside = nullptr;                  // it is set aside, or it is dropped, and then
+        std::shared_ptr<PointToPointTask> target;   // receives the payload, or
+        Message* aside = nullptr;                   // it is set aside, or it is dropped, and then
         std::shared_ptr<PointToPointTask> refused;  // ends with the error
         std::exception_ptr refusal;
         bool idle() const {
-            return sends.empty() && receives.empty() && !target && !refused &&
-                   aside == nullptr && header_done == 0;
+            return sends.empty() && receives.empty() && !target && !refused && aside == nullptr &&
+                   header_done == 0;
         }
     };
 

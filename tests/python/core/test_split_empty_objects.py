@@ -256,7 +256,7 @@ def held() -> tuple[int, int, int]:
 
 
 def cycles(comm: Any, count: int) -> list[tuple[int, int, int]]:
-    """Makes, uses and closes communicators and memory; what the process holds every now and then."""
+    """Makes, uses and closes communicators and memory; what the process holds now and then."""
     seen = []
     for turn in range(count + 1):
         if turn % (count // 4) == 0:

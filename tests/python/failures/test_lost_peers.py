@@ -115,7 +115,7 @@ def stopped_while_needed(comm: Any, name: str, limit: float, pause: float) -> li
     """Rank 1 is stopped by SIGSTOP in the middle, and goes on after `pause` seconds."""
     comm.barrier()
     x = np.full(LARGE // 4, comm.rank + 1, dtype=np.float32)
-    reports = []
+    reports: list[Report] = []
     if comm.rank == 1:
         command = f"sleep 0.3; kill -STOP {os.getpid()}; sleep {pause}; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", command])
