@@ -1,9 +1,9 @@
 """Trains a small convolutional network on scanned handwritten digits, over any number of ranks.
 
-    python examples/train_digits.py                                  one process
-    mpirun -n 4 python examples/train_digits.py --dp 4               four copies, each a share of
-    the rows mpirun -n 4 python examples/train_digits.py --pp 4               one copy, its layers
-    on four ranks python -m pycomm.run -n 4 examples/train_digits.py --dp 2 --pp 2 both, without MPI
+    python examples/train_digits.py                          one process
+    mpirun -n 4 python examples/train_digits.py --dp 4       four copies, each a share of the rows
+    mpirun -n 4 python examples/train_digits.py --pp 4       one copy, its layers on four ranks
+    python -m pycomm.run -n 4 examples/train_digits.py --dp 2 --pp 2        both, without MPI
 
 Whatever the layout, a step sees the same batch and the same parameters, so the losses are the
 same up to rounding. The data (1797 images of 8 x 8 pixels) come with scikit-learn.

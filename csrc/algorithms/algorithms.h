@@ -59,9 +59,8 @@ struct Problem {
 //   gather          input[counts[rank]] -> output[sum(counts)] at root
 //   scatter         input[sum(counts)] at root -> output[counts[rank]]
 //   all_to_all      input[sum(send_counts)] -> output[sum(recv_counts)]
-//   barrier         no buffers; messages of zero elements are not sent by executors, so a barrier
-//   sends
-//                   one scratch element (of any value) per message
+//   barrier         no buffers; executors send no messages of zero elements, so each message of a
+//                   barrier is one scratch element, of any value
 // When in_place is set, input and output denote the same memory and a schedule must not read an
 // input element after it was overwritten through output.
 

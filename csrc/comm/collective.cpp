@@ -326,9 +326,8 @@ std::string CollectiveTask::describe() const {
 
 std::string CollectiveTask::timeout_hint() const {
     if (stage_ == Stage::roll_call) {
-        return "it has not called this operation; check that all ranks make the same calls, or "
-               "give "
-               "a longer timeout";
+        return "it has not called this operation; check that all ranks make the same calls, "
+               "or give a longer timeout";
     }
     return "it called the operation but stopped taking part in it";
 }

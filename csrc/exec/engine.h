@@ -4,9 +4,8 @@
 // were submitted. Collectives run one after the other in the order they were issued; point-to-point
 // operations run side by side with them.
 //
-//   run():     the caller drives until its operations are finished; when the worker already drives,
-//   the caller
-//              sleeps until the worker has finished them
+//   run():     the caller drives until its operations are finished; when another thread already
+//              drives, the caller sleeps until they are finished or it can drive itself
 //   submit():  returns at once; the worker drives until nothing is left
 //
 // The driver passes over all operations; when nothing moves it spins (when every rank has a core)

@@ -30,16 +30,14 @@ struct Collective {
 // rank, lane, round and step. Proved are:
 //   - each step is well-formed, within its buffers, and never writes the input;
 //   - the sends from each rank to each other match the receives there in order and count;
-//   - all rounds complete although a send completes only when its receive takes it, that is,
-//   without
-//     any buffer in between; the steps of a round progress together, messages between two ranks in
+//   - all rounds complete although a send completes only when its receive takes it (that is, with
+//     no buffer in between); the steps of a round progress together, messages between two ranks in
 //     order, and a recv_reduce_all takes from all ranks at the same time;
 //   - no step of a round touches what another step of it writes (copies, which run first, may);
 //     lanes, which run here one after the other, do not depend on each other;
 //   - nothing is read that was never written, no input after it was overwritten in place;
-//   - every output element holds exactly the wanted contributions, each once; a barrier lets no
-//   rank
-//     go before it has heard, directly or not, from all;
+//   - every output element holds exactly the wanted contributions, each once; after a barrier
+//     every rank has heard, directly or not, from all;
 //   - reduces_at_once is the same everywhere and true only when it is so.
 // The time depends on the number of steps, not on counts.
 std::string simulate(const std::vector<Schedule>& schedules, const Collective& collective);

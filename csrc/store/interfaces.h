@@ -22,9 +22,8 @@ std::string interface_address(const std::string& name);
 
 // The addresses under which peers on other machines may reach this one, the likeliest first: the
 // one of the interface called `ifname` and no other when it is not empty; else the one that reached
-// the store
-// (`store_host`, may be empty), what this machine's hostname resolves to, every other address, and
-// 127.0.0.1 when there is none.
+// the store (`store_host`, may be empty), what this machine's hostname resolves to, every other
+// address, and 127.0.0.1 when there is none.
 std::vector<std::string> advertised_addresses(const std::string& ifname,
                                               const std::string& store_host);
 

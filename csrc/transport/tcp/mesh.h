@@ -2,9 +2,8 @@
 //
 //   1. all-gather: who shares a machine; rank 0's random token
 //   2. all-gather: where each rank listens
-//   3. the lower rank of a pair connects to the higher one and says hello with the token, both
-//   ranks and the
-//      purpose of the socket; the higher rank checks that and answers
+//   3. the lower rank of a pair connects to the higher one and says hello: the token, both ranks,
+//      what the socket is for; the higher rank checks that and answers
 //
 // All connections proceed at once in one poll loop.
 #pragma once
