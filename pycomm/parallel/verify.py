@@ -4,12 +4,10 @@ runs.
 Two passes over plain data, no transport:
 
 1. Each rank's list alone: every action once, and after what it needs (a forward after its
-receive, a
-   backward after its forward and its receive, a send after its compute).
+   receive, a backward after its forward and its receive, a send after its compute).
 2. All lists together, executed symbolically. A rank runs until it must wait: a receive waits for
-the matching
-   send, and a send waits while `buffers` earlier messages on the same channel (stage to
-   neighbouring stage) are still unreceived. When no rank can move and one is not finished, the
+   the matching send, and a send waits while `buffers` earlier messages on the same channel (stage
+   to neighbouring stage) are still unreceived. When no rank can move and one is not finished, the
    schedule deadlocks, and the error says what each rank waits for. Receives are taken by name,
    not by order, as the runner's tags do.
 """
