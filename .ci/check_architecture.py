@@ -226,7 +226,7 @@ def self_test() -> list[str]:
     failures = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        clean = CLEAN | {name: LONG for name in LONG_FILES}
+        clean = CLEAN | dict.fromkeys(LONG_FILES, LONG)
         for name, text in clean.items():
             write(root, name, text)
         failures += [f"false alarm: {text}" for text in violations(root)]
