@@ -7,13 +7,15 @@ import socket
 
 import pytest
 from ranks import run_script
+from side_by_side import side_by_side
 
 INIT = """
+import sys
 import numpy as np, pycomm
 comm = pycomm.init(timeout=20)
 assert comm.all_reduce(np.full(3, comm.rank + 1.0)).tolist() == [3.0] * 3
 comm.barrier()
-print(comm.transport)
+sys.stdout.write(f"{comm.transport}\\n")  # in one piece
 """
 SMALL_FILES = """
 import os, resource
@@ -79,8 +81,12 @@ comm.barrier()
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("level", ["", "silent", "warn", "info", "debug"])
-def test_logs(level: str, transport: str) -> None:
+def test_logs(transport: str) -> None:
+    levels = ["", "silent", "warn", "info", "debug"]
+    side_by_side({level: lambda level=level: check_logs(level, transport) for level in levels}, 2)
+
+
+def check_logs(level: str, transport: str) -> None:
     env = {"PYCOMM_LOG": level, "PYCOMM_TRANSPORT": transport}
     job = run_script(2, INIT, launcher="env", env=env)
     assert job.exit_codes == [0, 0], job

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 from ranks import run_script
+from side_by_side import side_by_side
 
 QUICK = 5.0
 
@@ -133,8 +134,11 @@ comm = pycomm.init(timeout=30)
 """
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_ends_quietly(name: str) -> None:
+def test_ends_quietly() -> None:
+    side_by_side({name: lambda name=name: check_end(name) for name in PROGRAMS}, workers=2)
+
+
+def check_end(name: str) -> None:
     job = run_script(2, HEADER + PROGRAMS[name], launcher="env", timeout=20)
     assert job.exit_codes == [0, 0], job
     assert job.stderr == ["", ""] and job.stdout == ["", ""], job

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from rank_process import Report, call
 from ranks import run_ranks
+from side_by_side import side_by_side
 
 import pycomm
 
@@ -52,8 +53,11 @@ def interrupted(comm: Any) -> dict[str, list[Report]]:
     return reports
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_interrupt_of_a_blocking_call(transport: str) -> None:
+def test_interrupt_of_a_blocking_call() -> None:
+    side_by_side({kind: lambda kind=kind: check_interrupt(kind) for kind in ("shm", "tcp")})
+
+
+def check_interrupt(transport: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport}
     outcomes = run_ranks(2, interrupted, launcher="env", env=env)
     for name, (first, again) in outcomes[0].get().items():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rank_process import Report, call
 from ranks import run_ranks
+from side_by_side import side_by_side
 
 NAMED_WITHIN = 5.0
 TRANSPORTS = ["shm", "tcp"]
@@ -67,7 +68,6 @@ ACTIONS: dict[str, tuple[Action | None, Action]] = {
     "splits": (None, lambda comm, victim: split_for_ever(comm)),
     "object": (idle, lambda comm, victim: comm.broadcast_object(None, root=victim)),
 }
-CASES = [(name, transport) for name in ACTIONS for transport in TRANSPORTS]
 
 
 def die_while_needed(comm: Any, name: str, victim: int) -> tuple[Report, float, float, Report]:
@@ -88,8 +88,12 @@ def die_while_needed(comm: Any, name: str, victim: int) -> tuple[Report, float, 
     return report, time.time() - start - 0.7, cpu, again
 
 
-@pytest.mark.parametrize(("name", "transport"), CASES)
-def test_killed_peer_is_named(name: str, transport: str) -> None:
+@pytest.mark.parametrize("name", ACTIONS)
+def test_killed_peer_is_named(name: str) -> None:
+    side_by_side({kind: lambda kind=kind: check_killed(name, kind) for kind in TRANSPORTS})
+
+
+def check_killed(name: str, transport: str) -> None:
     n, victim = {"barrier": (4, 2), "ring": (4, 1), "recv": (3, 0), "split": (3, 1)}.get(
         name, (3, 2) if "s" in name else (2, 1)
     )
@@ -139,8 +143,11 @@ def stopped_while_needed(comm: Any, name: str, limit: float, pause: float) -> li
 
 
 @pytest.mark.parametrize("algorithm", ["", "all_reduce:ring"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_stopped_rank_that_goes_on(transport: str, algorithm: str) -> None:
+def test_stopped_rank_that_goes_on(algorithm: str) -> None:
+    side_by_side({kind: lambda kind=kind: check_goes_on(kind, algorithm) for kind in TRANSPORTS})
+
+
+def check_goes_on(transport: str, algorithm: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport, "PYCOMM_ALGO": algorithm}
     outcomes = run_ranks(3, stopped_while_needed, "all_reduce", 20.0, 1.5, launcher="env", env=env)
     for outcome in outcomes:
@@ -154,7 +161,7 @@ def stop_in_the_middle(comm: Any, name: str, limit: float) -> Report:
     comm.barrier()
     x = np.ones(LARGE // 4, dtype=np.float32)
     if comm.rank == 1:
-        command = f"sleep 0.4; kill -STOP {os.getpid()}; sleep 4; kill -CONT {os.getpid()}"
+        command = f"sleep 0.4; kill -STOP {os.getpid()}; sleep 2.5; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", command])
     while True:
         if name == "broadcast":
@@ -168,9 +175,12 @@ def stop_in_the_middle(comm: Any, name: str, limit: float) -> Report:
             return report
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", ["barrier", "all_reduce", "ring", "broadcast"])
-def test_stopped_rank_is_named(name: str, transport: str) -> None:
+def test_stopped_rank_is_named(name: str) -> None:
+    side_by_side({kind: lambda kind=kind: check_stopped(name, kind) for kind in TRANSPORTS})
+
+
+def check_stopped(name: str, transport: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport}
     if name == "ring":
         env["PYCOMM_ALGO"] = "all_reduce:ring"

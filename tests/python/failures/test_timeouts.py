@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rank_process import Report, call
 from ranks import run_ranks, run_script
+from side_by_side import side_by_side
 
 import pycomm
 
@@ -111,8 +112,11 @@ def one_is_late(comm: Any) -> tuple[Report, float, Report]:
     return first, time.monotonic() - start, again
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_late_rank_is_named(transport: str) -> None:
+def test_late_rank_is_named() -> None:
+    side_by_side({kind: lambda kind=kind: check_late(kind) for kind in TRANSPORTS})
+
+
+def check_late(transport: str) -> None:
     outcomes = run_ranks(3, one_is_late, init_timeout=2.0, **over(transport))
     for outcome in outcomes:
         first, seconds, again = outcome.get()
@@ -207,10 +211,13 @@ def late_to_init(late: int, by_environment: bool) -> tuple[Report, Report | None
     return first, again
 
 
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("by_environment", [False, True])
 @pytest.mark.parametrize("kind", ["env", "run"])
-def test_rank_late_to_init(kind: str, late: int, by_environment: bool) -> None:
+def test_rank_late_to_init(kind: str) -> None:
+    cases = [(late, by_environment) for late in (0, 1) for by_environment in (False, True)]
+    side_by_side({str(case): lambda case=case: check_late_to_init(kind, *case) for case in cases})
+
+
+def check_late_to_init(kind: str, late: int, by_environment: bool) -> None:
     env = {"PYCOMM_TIMEOUT": str(LIMIT)} if by_environment else {}
     outcomes = run_ranks(3, late_to_init, late, by_environment, launcher=kind, env=env, init=False)
     for outcome in outcomes:
