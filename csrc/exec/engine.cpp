@@ -15,9 +15,12 @@ using std::chrono::nanoseconds;
 
 // Waiting this long without a look at deadlines, peers and signals is fine.
 constexpr milliseconds look_interval{50};
-// About 50 us of spinning, or some tens of us of yielding, before the driver sleeps.
+// About 50 us of spinning, or some tens of us of yielding, before the driver sleeps. A pass over mapped
+// memory takes some 50 ns, over sockets microseconds: then time ends the spinning.
 constexpr int spin_passes = 1000;
 constexpr int yield_passes = 40;
+constexpr std::chrono::microseconds spin_time{50};
+constexpr int passes_between_clocks = 16;
 // A pass that moves data looks at the clock only now and then.
 constexpr unsigned passes_between_looks = 256;
 
@@ -202,6 +205,10 @@ void Engine::rest(int& idle_passes, bool spin, const Satisfied& satisfied,
         ++idle_passes;
         if (spin) {
             cpu_relax();
+            if (idle_passes % passes_between_clocks != 1) return;
+            const auto now = Deadline::Clock::now();
+            if (idle_passes == 1) spin_end_ = now + spin_time;
+            if (now >= spin_end_) idle_passes = spin_passes;
         } else {
             sched_yield();
         }

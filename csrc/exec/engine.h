@@ -107,6 +107,7 @@ class Engine {
     std::vector<PointToPoint::Outcome> outcomes_;
     Deadline next_look_;
     unsigned passes_ = 0;
+    Deadline::Clock::time_point spin_end_;
 };
 
 // The error that operations on a broken communicator raise.

@@ -130,11 +130,10 @@ def wrong_receives(comm: Any) -> None:
     """A wrong size or dtype is an error at the receiver; the next message is intact."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in (5, 100_000, 3 * MIB):
+        own = [values(comm.rank, count, "float32", salt=i) for i in range(2)]
+        expected = values(left, count, "float32", salt=1)
         for wrong_count, wrong_dtype in ((3, "float32"), (count + 1, "float32"), (count, "int32")):
-            sends = [
-                comm.send(values(comm.rank, count, "float32", salt=i), right, 2, async_op=True)
-                for i in range(2)
-            ]
+            sends = [comm.send(x, right, 2, async_op=True) for x in own]
             out = sentinel(wrong_count, wrong_dtype)
             before = out.copy()
             with pytest.raises(pycomm.MismatchError) as error:
@@ -147,7 +146,7 @@ def wrong_receives(comm: Any) -> None:
             # Also in time: the sender of a dropped message does not wait for another receive.
             assert sends[0].wait(10) is None
             out = sentinel(count, "float32")
-            check(comm.recv(out, left, 2), values(left, count, "float32", salt=1), "the next")
+            check(comm.recv(out, left, 2), expected, "the next")
             sends[1].wait()
     # Behind other messages, and as a receive that was posted first.
     receive = comm.recv(sentinel(2, "int8"), left, 6, async_op=True)
