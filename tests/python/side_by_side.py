@@ -12,7 +12,7 @@ from ranks import _quiet_interrupts
 
 
 def side_by_side(calls: Mapping[str, Callable[[], Any]], workers: int = 4) -> None:
-    """Runs all ``calls``, ``workers`` at a time; fails with the names of those that failed, and why."""
+    """Runs all ``calls``, ``workers`` at a time; fails with names and errors of the bad ones."""
     failures: list[str] = []
     with _quiet_interrupts(), ThreadPoolExecutor(workers) as pool:
         futures: dict[str, Future[Any]] = {name: pool.submit(call) for name, call in calls.items()}

@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 import numpy as np
-import pytest
 from rank_process import Report, call
 from ranks import run_ranks
+from side_by_side import side_by_side
 
 import pycomm
+
+TRANSPORTS = ("shm", "tcp", "threads")
 
 
 def over(transport: str) -> dict[str, Any]:
@@ -40,8 +42,11 @@ def abort_on_one(comm: Any) -> list[Report]:
     return reports
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "threads"])
-def test_abort_reaches_everyone(transport: str) -> None:
+def test_abort_reaches_everyone() -> None:
+    side_by_side({kind: lambda kind=kind: check_abort(kind) for kind in TRANSPORTS})
+
+
+def check_abort(transport: str) -> None:
     for outcome in run_ranks(4, abort_on_one, **over(transport)):
         for report in outcome.get():
             assert report.error == "AbortedError", (outcome.rank, report)
@@ -66,8 +71,11 @@ def close_under_others(comm: Any) -> tuple[list[Report], float, Report]:
     return reports, seconds, call(comm.barrier)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "threads"])
-def test_close_ends_what_is_in_flight(transport: str) -> None:
+def test_close_ends_what_is_in_flight() -> None:
+    side_by_side({kind: lambda kind=kind: check_close(kind) for kind in TRANSPORTS})
+
+
+def check_close(transport: str) -> None:
     for outcome in run_ranks(2, close_under_others, **over(transport)):
         reports, seconds, after = outcome.get()
         # The first to close sees its own close, the other may see that its peer has left.
@@ -88,8 +96,11 @@ def children_of_a_broken_parent(comm: Any) -> tuple[Report, float, float, Report
     return broken, float(x[3]), float(y[4]) + z, call(comm.split, 0)
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "threads"])
-def test_children_of_a_broken_parent_live_on(transport: str) -> None:
+def test_children_of_a_broken_parent_live_on() -> None:
+    side_by_side({kind: lambda kind=kind: check_children(kind) for kind in TRANSPORTS})
+
+
+def check_children(transport: str) -> None:
     for outcome in run_ranks(4, children_of_a_broken_parent, **over(transport)):
         broken, x, sums, again = outcome.get()
         assert broken.error == "CommTimeoutError"
@@ -121,8 +132,12 @@ def one_world_after_another() -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("kind", ["run", "mpirun", "env"])
-def test_a_new_world_after_close(kind: str) -> None:
+def test_a_new_world_after_close() -> None:
+    kinds = ("run", "mpirun", "env")
+    side_by_side({kind: lambda kind=kind: check_new_world(kind) for kind in kinds})
+
+
+def check_new_world(kind: str) -> None:
     for outcome in run_ranks(3, one_world_after_another, launcher=kind, init=False):
         sums = [3.0, 6.0, "CommTimeoutError", 9.0, "MismatchError", 12.0, "AbortedError"]
         assert outcome.get() == sums

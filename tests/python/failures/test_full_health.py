@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ranks import run_ranks
+from side_by_side import side_by_side
 
 import pycomm
 
@@ -77,8 +78,11 @@ def wait_for_rank_0() -> tuple[float, float]:
     return result
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_waiting_is_cheap(transport: str) -> None:
+def test_waiting_is_cheap() -> None:
+    side_by_side({kind: lambda kind=kind: check_cheap(kind) for kind in ("shm", "tcp")})
+
+
+def check_cheap(transport: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport}
     for outcome in run_ranks(5, wait_for_rank_0, launcher="env", init=False, env=env)[1:]:
         seconds, cpu = outcome.get()

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from rank_process import Report, call
-from ranks import run_ranks
+from ranks import LAUNCHERS, run_ranks
 from side_by_side import side_by_side
 
 import pycomm
@@ -85,8 +84,11 @@ def interrupted_wait(comm: Any) -> Any:
     return first, value.tolist()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_interrupt_of_work_wait_leaves_the_operation(transport: str) -> None:
+def test_interrupt_of_work_wait_leaves_the_operation() -> None:
+    side_by_side({kind: lambda kind=kind: check_interrupted_wait(kind) for kind in ("shm", "tcp")})
+
+
+def check_interrupted_wait(transport: str) -> None:
     env = {"PYCOMM_TRANSPORT": transport}
     outcomes = run_ranks(2, interrupted_wait, launcher="env", env=env)
     first, value = outcomes[0].get()
@@ -121,6 +123,10 @@ def handler_that_goes_on(comm: Any) -> tuple[int, float]:
     return len(seen), float(x.sum())
 
 
-def test_harmless_signals(launcher: str) -> None:
+def test_harmless_signals() -> None:
+    side_by_side({name: lambda name=name: check_harmless(name) for name in LAUNCHERS})
+
+
+def check_harmless(launcher: str) -> None:
     values = [outcome.get() for outcome in run_ranks(2, handler_that_goes_on, launcher=launcher)]
     assert values == [(3, 1000.0), (0, 1000.0)]

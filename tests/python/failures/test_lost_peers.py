@@ -88,9 +88,9 @@ def die_while_needed(comm: Any, name: str, victim: int) -> tuple[Report, float, 
     return report, time.time() - start - 0.7, cpu, again
 
 
-@pytest.mark.parametrize("name", ACTIONS)
-def test_killed_peer_is_named(name: str) -> None:
-    side_by_side({kind: lambda kind=kind: check_killed(name, kind) for kind in TRANSPORTS})
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_killed_peer_is_named(transport: str) -> None:
+    side_by_side({name: lambda name=name: check_killed(name, transport) for name in ACTIONS})
 
 
 def check_killed(name: str, transport: str) -> None:

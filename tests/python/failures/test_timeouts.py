@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rank_process import Report, call
-from ranks import run_ranks, run_script
+from ranks import LAUNCHERS, run_ranks, run_script
 from side_by_side import side_by_side
 
 import pycomm
@@ -85,21 +85,26 @@ def check_reports(outcomes: list[Any]) -> None:
     assert "has not called this operation" in outcomes[0].get()["barrier"][0].text
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_timeout_of_a_call(transport: str) -> None:
-    check_reports(run_ranks(2, time_out_everywhere, LIMIT, **over(transport)))
+def test_timeout_of_a_call_and_of_the_constructor() -> None:
+    def constructor() -> None:
+        check_reports(run_ranks(2, time_out_everywhere, None, launcher="env", init_timeout=LIMIT))
+
+    calls: dict[str, Callable[[], None]] = {"constructor": constructor}
+    for name in TRANSPORTS:
+        calls[name] = lambda name=name: check_reports(
+            run_ranks(2, time_out_everywhere, LIMIT, **over(name))
+        )
+    side_by_side(calls)
 
 
-def test_timeout_of_the_constructor() -> None:
-    check_reports(run_ranks(2, time_out_everywhere, None, launcher="env", init_timeout=LIMIT))
+def test_timeout_of_the_environment() -> None:
+    def check(launcher: str) -> None:
+        env = {"PYCOMM_TIMEOUT": str(LIMIT)}
+        check_reports(
+            run_ranks(2, time_out_everywhere, None, launcher=launcher, env=env, init_timeout=None)
+        )
 
-
-def test_timeout_of_the_environment(launcher: str) -> None:
-    env = {"PYCOMM_TIMEOUT": str(LIMIT)}
-    outcomes = run_ranks(
-        2, time_out_everywhere, None, launcher=launcher, env=env, init_timeout=None
-    )
-    check_reports(outcomes)
+    side_by_side({name: lambda name=name: check(name) for name in LAUNCHERS})
 
 
 def one_is_late(comm: Any) -> tuple[Report, float, Report]:
@@ -137,7 +142,11 @@ def late_under_a_launcher(comm: Any) -> Report:
     return call(comm.barrier, timeout=LIMIT)
 
 
-def test_late_rank_under_a_launcher(launcher: str) -> None:
+def test_late_rank_under_a_launcher() -> None:
+    side_by_side({name: lambda name=name: check_late_under(name) for name in LAUNCHERS})
+
+
+def check_late_under(launcher: str) -> None:
     for outcome in run_ranks(3, late_under_a_launcher, launcher=launcher):
         report = outcome.get()
         assert report.error == "CommTimeoutError" and report.attributes["missing"] == [1]
@@ -158,8 +167,11 @@ def wait_then_again(comm: Any) -> list[Report]:
     return [first, call(work.wait, 20)]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_wait_may_time_out_and_be_repeated(transport: str) -> None:
+def test_wait_may_time_out_and_be_repeated() -> None:
+    side_by_side({name: lambda name=name: check_repeated_wait(name) for name in TRANSPORTS})
+
+
+def check_repeated_wait(transport: str) -> None:
     outcomes = run_ranks(2, wait_then_again, **over(transport))
     first, again = outcomes[0].get()
     outcomes[1].get()
