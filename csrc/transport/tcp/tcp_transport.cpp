@@ -14,8 +14,10 @@
 #include <chrono>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "base/fork.h"
 #include "transport/tcp/fault_wire.h"
 #include "transport/tcp/mesh.h"
 #include "transport/tcp/tcp_channel.h"
@@ -100,6 +102,7 @@ class TcpTransport final : public Transport {
     std::unique_ptr<const Fault> fault_;
     std::atomic<const Fault*> known_fault_{nullptr};
     std::atomic<Clock::rep> next_fault_check_{0};
+    std::optional<ParentOnly> sockets_;  // of channels_ and controls_; after them
 };
 
 TcpTransport::TcpTransport(int rank, std::vector<PeerLinks> links, size_t capacity)
@@ -123,6 +126,14 @@ TcpTransport::TcpTransport(int rank, std::vector<PeerLinks> links, size_t capaci
         set_keepalive(control.fd.get(), 10);
         watch(control.fd.get(), EPOLLIN | EPOLLRDHUP | EPOLLET, peer);
     }
+    std::vector<int> sockets;
+    for (const auto& channel : channels_) {
+        if (channel) sockets.push_back(channel->fd());
+    }
+    for (const Control& control : controls_) {
+        if (control.fd) sockets.push_back(control.fd.get());
+    }
+    sockets_.emplace(std::move(sockets));
 }
 
 void TcpTransport::watch(int fd, uint32_t events, int64_t tag) {

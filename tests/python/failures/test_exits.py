@@ -204,4 +204,4 @@ def test_exception_in_a_with_block_tells_the_others() -> None:
     text = HEADER + "\nwith comm:\n    if comm.rank == 0: raise KeyError('why')\n    comm.barrier()"
     job = run_script(2, text, launcher="env", timeout=30)
     assert job.exit_codes == [1, 1] and job.seconds < QUICK, job
-    assert "AbortedError: rank 0 aborted: KeyError: 'why'" in job.stderr[1]
+    assert "AbortedError" in job.stderr[1] and "rank 0 aborted: KeyError: 'why'" in job.stderr[1]
