@@ -12,7 +12,7 @@ from typing import Any
 
 from pycomm.errors import ArgumentError, CommTimeoutError
 
-__all__ = ["mpi_all_gather"]
+__all__ = ["mpi_all_gather", "mpi_is_running"]
 
 # Tags of the exchanges: every attempt to meet has some of its own, so that what is left of one that
 # failed is not taken for another's. MPI guarantees tags up to 32767.
@@ -64,6 +64,12 @@ def mpi_all_gather(
         return _exchange(mpi, blob, tag, deadline)
 
     return all_gather
+
+
+def mpi_is_running() -> bool:
+    """Whether MPI was initialised, by pycomm or by the program."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
 def _import(size_name: str, size: int) -> Any:

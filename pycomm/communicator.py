@@ -541,7 +541,15 @@ class Communicator(OperationBase):
         return f"<pycomm.Communicator rank {self.rank} of {self.size}, {self.transport}{state}>"
 
 
-def close_all() -> None:
-    """Closes every communicator of this process, those from ``split`` included."""
+def close_all(with_process: bool) -> None:
+    """Closes every communicator of an ending program, those from ``split`` included.
+
+    Args:
+        with_process: Whether the end of the process may be what tells the peers.
+    """
     for communicator in list(_open):
-        communicator.close()
+        communicator._closed = True
+        if with_process:
+            communicator._core.close_with_process()
+        else:
+            communicator._core.close()

@@ -11,7 +11,7 @@ import time
 
 from pycomm import _core
 from pycomm._arrays import check_int, check_timeout
-from pycomm._mpi import mpi_all_gather
+from pycomm._mpi import mpi_all_gather, mpi_is_running
 from pycomm.communicator import Communicator, close_all
 from pycomm.errors import ArgumentError, CommError, CommTimeoutError, TransportError
 
@@ -98,7 +98,8 @@ def thread_world(size: int, timeout: float | None = None) -> list[Communicator]:
 def _at_exit() -> None:
     """Ends the worker threads before the interpreter goes; a program need not call close()."""
     _core.begin_exit()
-    close_all()
+    # MPI's end waits for the other ranks, which would wait for this one.
+    close_all(with_process=not mpi_is_running())
     if _forked_from is None and _server is not None:
         time.sleep(_LINGER_S)
         _close_server()

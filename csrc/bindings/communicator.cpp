@@ -205,7 +205,9 @@ void bind_communicator(py::module_& module) {
                 without_gil([&] { self.abort(reason); });
             },
             py::arg("reason"))
-        .def("close", [](Communicator& self) { without_gil([&] { self.close(); }); });
+        .def("close", [](Communicator& self) { without_gil([&] { self.close(); }); })
+        .def("close_with_process",
+             [](Communicator& self) { without_gil([&] { self.close_with_process(); }); });
 }
 
 }  // namespace pycomm::bindings

@@ -69,6 +69,7 @@ Communicator::Communicator(const Env& env, const Topology& topology,
 
 Communicator::~Communicator() {
     close();
+    if (ends_with_process_) (void)transport_.release();
     if (!forked()) return;
     // Threads that the child does not have may have been inside these; they cannot be ended.
     (void)engine_.release();
@@ -223,7 +224,16 @@ void Communicator::close() {
     if (forked()) return;
     const std::lock_guard lock(close_mutex_);
     engine_->stop();
-    transport_.reset();  // tells the peers
+    if (!ends_with_process_) transport_.reset();  // tells the peers
+}
+
+void Communicator::close_with_process() {
+    if (forked()) return;
+    {
+        const std::lock_guard lock(close_mutex_);
+        ends_with_process_ = transport_name_ == "shm" && transport_ != nullptr;
+    }
+    close();
 }
 
 }  // namespace pycomm

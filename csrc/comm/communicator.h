@@ -60,6 +60,10 @@ class Communicator {
     // Operations in flight fail with AbortedError; later ones too. Idempotent. In a forked process
     // it leaves everything, the peers' view of this rank included, as it is.
     void close();
+    // The same for a program that is ending: over shared memory the peers see that this rank has
+    // left when its process has ended, so that a launcher learns its exit code before they fail,
+    // too.
+    void close_with_process();
 
   private:
     static std::unique_ptr<Communicator> make(Bootstrap& bootstrap, const Env& env,
@@ -82,6 +86,7 @@ class Communicator {
     CollectiveContext context_;
     std::atomic<uint64_t> messages_{0};
     std::mutex close_mutex_;
+    bool ends_with_process_ = false;
     const uint64_t generation_ = fork_generation();
     const bool spin_;                 // every rank of the node has a core of its own
     std::unique_ptr<Engine> engine_;  // after what its tasks use
