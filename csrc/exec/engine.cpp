@@ -15,8 +15,8 @@ using std::chrono::nanoseconds;
 
 // Waiting this long without a look at deadlines, peers and signals is fine.
 constexpr milliseconds look_interval{50};
-// About 50 us of spinning, or some tens of us of yielding, before the driver sleeps. A pass over mapped
-// memory takes some 50 ns, over sockets microseconds: then time ends the spinning.
+// About 50 us of spinning, or some tens of us of yielding, before the driver sleeps. A pass over
+// mapped memory takes some 50 ns, over sockets microseconds: then time ends the spinning.
 constexpr int spin_passes = 1000;
 constexpr int yield_passes = 40;
 constexpr std::chrono::microseconds spin_time{50};

@@ -19,12 +19,12 @@ from core.values import (
     DTYPES,
     Array,
     check,
-    combine,
+    constant,
+    constants,
     ops_of,
     sentinel,
     slices,
     split_rows,
-    values,
 )
 
 Check = Callable[[Any], None]
@@ -121,8 +121,8 @@ class Soak:
         counts[self.shared.random(self.comm.size) < 0.3] = 0
         return [int(n) for n in counts]
 
-    def parts(self, shapes: list[tuple[int, ...]], name: str, op: str = "sum") -> list[Array]:
-        return [values(r, shape, name, op, self.turn) for r, shape in enumerate(shapes)]
+    def parts(self, shapes: list[tuple[int, ...]], name: str) -> list[Array]:
+        return [constant(r, shape, name, salt=self.turn) for r, shape in enumerate(shapes)]
 
     def expect(self, expected: Array | None, what: str) -> Check:
         text = f"turn {self.turn}, rank {self.comm.rank}: {what}"
@@ -140,20 +140,20 @@ class Soak:
     def do_all_reduce(self) -> None:
         comm, name, shape = self.comm, self.dtype(), self.shape()
         op = self.op(name)
-        parts = self.parts([shape] * comm.size, name, op)
+        parts, total = constants(comm.size, shape, name, op, self.turn)
         x = self.layout(parts[comm.rank])
         out = self.output(shape, name)
         self.issue(
             lambda **how: comm.all_reduce(x, op, out, **how),
-            self.expect(combine(parts, op), f"all_reduce {op} {name} {shape}"),
+            self.expect(total, f"all_reduce {op} {name} {shape}"),
         )
 
     def do_reduce(self) -> None:
         comm, name, shape, root = self.comm, self.dtype(), self.shape(), self.root()
         op = self.op(name)
-        parts = self.parts([shape] * comm.size, name, op)
+        parts, total = constants(comm.size, shape, name, op, self.turn)
         x, out = self.layout(parts[comm.rank]), self.output(shape, name)
-        expected = combine(parts, op) if comm.rank == root else None
+        expected = total if comm.rank == root else None
         self.issue(
             lambda **how: comm.reduce(x, root, op, out, **how),
             self.expect(expected, f"reduce {op} {name} {shape}"),
@@ -161,7 +161,7 @@ class Soak:
 
     def do_broadcast(self) -> None:
         comm, name, shape, root = self.comm, self.dtype(), self.shape(), self.root()
-        expected = values(root, shape, name, salt=self.turn)
+        expected = constant(root, shape, name, salt=self.turn)
         x = self.layout(expected if comm.rank == root else sentinel(shape, name))
         self.issue(
             lambda **how: comm.broadcast(x, root, **how),
@@ -173,8 +173,8 @@ class Soak:
         op, width = self.op(name), int(self.shared.integers(1, 4))
         explicit = self.counts(rows) if self.shared.random() < 0.5 else None
         sizes = split_rows(rows, comm.size) if explicit is None else explicit
-        parts = self.parts([(sum(sizes), width)] * comm.size, name, op)
-        expected = combine(parts, op)[slices(sizes)[comm.rank]]
+        parts, total = constants(comm.size, (sum(sizes), width), name, op, self.turn)
+        expected = total[slices(sizes)[comm.rank]]
         x, out = self.layout(parts[comm.rank]), self.output(expected.shape, name)
         self.issue(
             lambda **how: comm.reduce_scatter(x, op, out, explicit, **how),
@@ -211,7 +211,7 @@ class Soak:
         width = int(self.shared.integers(1, 4))
         explicit = self.counts(rows) if self.shared.random() < 0.5 else None
         sizes = split_rows(rows, comm.size) if explicit is None else explicit
-        whole = values(root, (sum(sizes), width), name, salt=self.turn)
+        whole = constant(root, (sum(sizes), width), name, salt=self.turn)
         expected = whole[slices(sizes)[comm.rank]]
         x = self.layout(whole) if comm.rank == root else None
         out = self.layout(sentinel(expected.shape, name))
@@ -248,7 +248,7 @@ class Soak:
             src, dst = self.root(), self.root()
             tag, count, name = int(self.shared.integers(3)), self.count(), self.dtype()
             counters[src, dst, tag] = counters.get((src, dst, tag), 0) + 1
-            data = values(src * 7 + index, count, name, salt=self.turn)
+            data = constant(src * 7 + index, count, name, salt=self.turn)
             if rank == src:
                 x = self.layout(data)
                 calls.append(
@@ -279,9 +279,9 @@ class Soak:
         comm, name, count = self.comm, self.dtype(), self.count()
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         out = self.layout(sentinel(count, name))
-        x = self.layout(values(comm.rank, count, name, salt=self.turn))
+        x = self.layout(constant(comm.rank, count, name, salt=self.turn))
         result = comm.sendrecv(x, right, out, left, tag=9)
-        self.expect(values(left, count, name, salt=self.turn), "sendrecv")(result)
+        self.expect(constant(left, count, name, salt=self.turn), "sendrecv")(result)
 
     def do_object(self) -> None:
         comm, root = self.comm, self.root()

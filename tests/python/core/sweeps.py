@@ -10,12 +10,12 @@ from core.values import (
     DTYPES,
     Array,
     check,
-    combine,
+    constant,
+    constants,
     ops_of,
     sentinel,
     slices,
     split_rows,
-    values,
 )
 
 # One element of each kind of size: none, fewer than ranks, odd, a vector register and its
@@ -29,8 +29,7 @@ def reductions(comm: Any, dtypes: Sequence[str] = DTYPES, counts: Sequence[int] 
     for name in dtypes:
         for op in ops_of(name):
             for count in counts:
-                parts = [values(rank, count, name, op, salt=done) for rank in range(comm.size)]
-                expected = combine(parts, op)
+                parts, expected = constants(comm.size, count, name, op, done)
                 root = done % comm.size
                 what = f"{name} {op} {count} on rank {comm.rank} of {comm.size}"
                 _all_reduce(comm, parts, expected, op, what)
@@ -123,7 +122,7 @@ def movements(comm: Any, dtypes: Sequence[str] = DTYPES, widths: Sequence[int] =
 
 
 def broadcast(comm: Any, rows: int, width: int, name: str, root: int, what: str) -> None:
-    expected = values(root, (rows, width), name, salt=3)
+    expected = constant(root, (rows, width), name, salt=3)
     own = expected.copy() if comm.rank == root else sentinel((rows, width), name)
     if comm.rank == root:
         own.flags.writeable = False  # only read
@@ -135,7 +134,7 @@ def joins(comm: Any, rows: int, width: int, name: str, root: int, salt: int, wha
     equal = [rows] * comm.size
     unequal = [(rows * (salt + 2 * rank)) % (rows + 2) for rank in range(comm.size)]
     for sizes, counts in ((equal, None), (equal, equal), (unequal, unequal)):
-        parts = [values(rank, (n, width), name, salt=5) for rank, n in enumerate(sizes)]
+        parts = [constant(rank, (n, width), name, salt=5) for rank, n in enumerate(sizes)]
         expected = np.concatenate(parts)
         own = parts[comm.rank].copy()
         text = f"counts={counts} {what}"
@@ -172,7 +171,7 @@ def joins(comm: Any, rows: int, width: int, name: str, root: int, salt: int, wha
 
 
 def scatters(comm: Any, rows: int, width: int, name: str, root: int, salt: int, what: str) -> None:
-    whole = values(root, (rows, width), name, salt=7)
+    whole = constant(root, (rows, width), name, salt=7)
     for counts in (None, uneven(rows, comm.size, salt)):
         sizes = split_rows(rows, comm.size) if counts is None else counts
         mine = slices(sizes)[comm.rank]
@@ -209,7 +208,7 @@ def all_to_alls(comm: Any, rows: int, width: int, name: str, salt: int, what: st
     if rows <= 5:
         forms.append((unequal, True, False))
     for table, send, recv in forms:
-        inputs = [values(src, (sum(table[src]), width), name, salt=9) for src in range(size)]
+        inputs = [constant(src, (sum(table[src]), width), name, salt=9) for src in range(size)]
         expected = np.concatenate([inputs[src][slices(table[src])[rank]] for src in range(size)])
         own = inputs[rank].copy()
         options: dict[str, Any] = {}
@@ -231,8 +230,7 @@ def large(comm: Any, name: str = "float32") -> int:
     count = 1_000_003
     what = f"large {name} on rank {rank} of {size}"
     for op in ("sum", "max"):
-        parts = [values(r, count, name, op) for r in range(size)]
-        expected = combine(parts, op)
+        parts, expected = constants(size, count, name, op)
         _all_reduce(comm, parts, expected, op, what)
         _reduce(comm, parts, expected, op, size - 1, what)
         _reduce_scatter(comm, parts, expected, op, 1, what)

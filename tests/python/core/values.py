@@ -6,7 +6,9 @@ dtype, whatever the order of the additions, except those of `noise`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -80,6 +82,43 @@ def _values(rank: int, shape: int | Sequence[int], name: str, op: str, salt: int
     if name in COMPLEX:
         return (small + 1j * (mixed * 7 % 13 - 6)).astype(dtype_of(name))
     return small.astype(np.float32).astype(dtype_of(name))
+
+
+# Ranks that are threads need the same arrays at the same time: one makes them, all read them.
+_once = threading.Lock()
+
+
+def constant(
+    rank: int, shape: int | tuple[int, ...], name: str, op: str = "sum", salt: int = 0
+) -> Array:
+    """As `values`; the array is shared and read-only."""
+    with _once:
+        return _constant(rank, shape, name, op, salt)
+
+
+def constants(
+    size: int, shape: int | tuple[int, ...], name: str, op: str = "sum", salt: int = 0
+) -> tuple[list[Array], Array]:
+    """The arrays of all ranks, and their combination; read-only."""
+    with _once:
+        return _constants(size, shape, name, op, salt)
+
+
+@lru_cache(maxsize=64)
+def _constant(rank: int, shape: int | tuple[int, ...], name: str, op: str, salt: int) -> Array:
+    array = values(rank, shape, name, op, salt)
+    array.flags.writeable = False
+    return array
+
+
+@lru_cache(maxsize=4)
+def _constants(
+    size: int, shape: int | tuple[int, ...], name: str, op: str, salt: int
+) -> tuple[list[Array], Array]:
+    parts = [_constant(rank, shape, name, op, salt) for rank in range(size)]
+    result = np.array(combine(parts, op))
+    result.flags.writeable = False
+    return parts, result
 
 
 def noise(rank: int, shape: int | Sequence[int], name: str, salt: int = 0) -> Array:
