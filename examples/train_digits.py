@@ -90,6 +90,11 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("epochs", "batch", "microbatches"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
+    if options.seed < 0:
+        parser.error("--seed must be 0 or more")
+    for file in (options.json, options.plot):
+        if file is not None and not os.access(file.parent, os.W_OK):
+            parser.error(f"{file} cannot be written: there is no writable folder {file.parent}")
     return options
 
 

@@ -34,7 +34,7 @@ def check_array(value: Any, name: str) -> Array:
         return value
     if isinstance(value, np.generic):
         value = np.asarray(value)
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise ArgumentError(f"{name} must be a NumPy array, got {type(value).__name__}")
     dtype = value.dtype
     if dtype.name not in _NAMES:
@@ -57,6 +57,14 @@ def check_output(value: Any, name: str) -> Array:
     array = check_array(value, name)
     if not array.flags.writeable:
         raise ArgumentError(f"{name} is read-only and cannot take the result")
+    if not array.flags.c_contiguous and any(
+        stride == 0 and extent > 1
+        for stride, extent in zip(array.strides, array.shape, strict=True)
+    ):
+        raise ArgumentError(
+            f"{name} has strides {array.strides}, which put elements on top of each other, "
+            "and cannot take the result"
+        )
     return array
 
 

@@ -7,7 +7,8 @@ with their documentation, are in pycomm/communicator.py.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,17 @@ from pycomm._arrays import (
     split_rows,
 )
 from pycomm.errors import ArgumentError
-from pycomm.work import Work
+from pycomm.work import Work, WorkPair
 
 __all__ = ["OperationBase", "op_number"]
 
 _KINDS: dict[str, int] = _core.KINDS
 _OPS: dict[str, int] = _core.OPS
 _NO_OP: int = _core.NO_OP
+
+
+# A task that was made but not started, and what completes its result.
+Call = tuple[_core.Task, Callable[[], Any]]
 
 
 def op_number(op: Any) -> int:
@@ -56,8 +61,12 @@ class OperationBase:
         self._in_flight: set[_core.Task] = set()
         self._in_flight_lock = threading.Lock()
 
-    def _pending(self) -> list[tuple[_core.Task, Callable[[], Any]]] | None:
+    def _pending(self) -> list[Call] | None:
         return getattr(self._thread_state, "pending", None)
+
+    def _check_outside_group(self, kind: str) -> None:
+        if self._pending() is not None:
+            raise ArgumentError(f"{kind} inside group(); expected point-to-point calls only")
 
     def _check_root(self, root: Any) -> int:
         return check_int(root, "root", 0, self.size - 1, f"a rank from 0 to {self.size - 1}")
@@ -123,7 +132,7 @@ class OperationBase:
     def _finisher(target: Array | None, landing: Array | None, result: Any) -> Callable[[], Any]:
         def finish() -> Any:
             if target is not landing and target is not None:
-                target[...] = landing
+                np.asarray(target)[...] = landing
             return result
 
         return finish
@@ -145,8 +154,7 @@ class OperationBase:
         result: Any = None,
     ) -> Any:
         """Packs, starts or runs, and unpacks; returns ``result``, or ``target`` without it."""
-        if self._pending() is not None:
-            raise ArgumentError(f"{kind} inside group(); expected point-to-point calls only")
+        self._check_outside_group(kind)
         seconds = check_timeout(timeout)
         value = target if result is None else result
         # Memory that the core may use: contiguous. In-place operations stay in place.
@@ -158,7 +166,7 @@ class OperationBase:
         if counts is None and not async_op:
             self._run_simple(_KINDS[kind], core_source, landing, op, root, seconds)
             if landing is not target and target is not None:
-                target[...] = landing
+                np.asarray(target)[...] = landing
             return value
         task = self._core.make_collective(
             _KINDS[kind],
@@ -190,6 +198,33 @@ class OperationBase:
             return None
         self._core.run([task])
         return finish()
+
+    @contextmanager
+    def _postponed(self) -> Iterator[list[Call]]:
+        """Point-to-point calls of this thread are collected instead of run."""
+        outer, calls = self._pending(), list[Call]()
+        self._thread_state.pending = calls
+        try:
+            yield calls
+        finally:
+            self._thread_state.pending = outer
+
+    def _run_together(self, calls: list[Call]) -> None:
+        if not calls:
+            return
+        try:
+            self._core.run([task for task, _ in calls])
+        finally:
+            # Also after an error: the other receives have their messages.
+            for task, finish in calls:
+                if task.succeeded():
+                    finish()
+
+    def _start_pair(self, calls: list[Call], description: str) -> Work:
+        """Starts a send and a receive; the Work has the result of the receive."""
+        send = self._start(*calls[0], description)
+        receive = self._start(*calls[1], description)
+        return WorkPair(send, receive, description)
 
     def _start(self, task: _core.Task, finish: Callable[[], Any], description: str) -> Work:
         self._core.submit(task)

@@ -402,15 +402,22 @@ class Communicator(OperationBase):
         tag: int = 0,
         *,
         timeout: float | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Sends ``x`` to ``dst`` and receives ``out`` from ``src`` at the same time.
 
         Returns:
-            ``out``.
+            ``out``, or a Work.
         """
-        with self.group():
+        if self._pending() is not None and not async_op:
+            self.send(x, dst, tag, timeout=timeout)
+            return self.recv(out, src, tag, timeout=timeout)
+        with self._postponed() as calls:
             self.send(x, dst, tag, timeout=timeout)
             self.recv(out, src, tag, timeout=timeout)
+        if async_op:
+            return self._start_pair(calls, f"sendrecv to rank {dst}, from rank {src}, tag {tag}")
+        self._run_together(calls)
         return out
 
     @contextmanager
@@ -421,21 +428,9 @@ class Communicator(OperationBase):
         """
         if self._pending() is not None:
             raise ArgumentError("group() inside group(); expected one level")
-        pending: list[tuple[_core.Task, Callable[[], Any]]] = []
-        self._thread_state.pending = pending
-        try:
+        with self._postponed() as calls:
             yield
-        finally:
-            self._thread_state.pending = None
-        if not pending:
-            return
-        try:
-            self._core.run([task for task, _ in pending])
-        finally:
-            # Also after an error: the other receives have their messages.
-            for task, finish in pending:
-                if task.succeeded():
-                    finish()
+        self._run_together(calls)
 
     # ---- objects -----------------------------------------------------------------------------
 
@@ -470,6 +465,7 @@ class Communicator(OperationBase):
         Returns:
             The new communicator; None for ranks with color None.
         """
+        self._check_outside_group("split")
         if color is not None:
             color = check_int(color, "color", -_MAX_INT, _MAX_INT, "None or a 32-bit integer")
         if key is None:
@@ -484,6 +480,7 @@ class Communicator(OperationBase):
         All ranks pass the same shape and dtype. On transports without shared memory it is ordinary
         memory. It is released with the last reference to the array.
         """
+        self._check_outside_group("empty")
         if isinstance(dtype, str) and dtype == "bfloat16":
             import ml_dtypes
 

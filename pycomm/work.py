@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from pycomm.errors import CommTimeoutError
 if TYPE_CHECKING:
     from pycomm._core import Task
 
-__all__ = ["Work"]
+__all__ = ["Work", "WorkPair"]
 
 
 class Work:
@@ -97,3 +98,25 @@ class Work:
 
     def __repr__(self) -> str:
         return f"<Work {self._description}, {'finished' if self.done() else 'in flight'}>"
+
+
+class WorkPair(Work):
+    """A send and a receive that are waited for as one; the result is the receive's."""
+
+    def __init__(self, send: Work, receive: Work, description: str) -> None:
+        self._send = send
+        self._receive = receive
+        self._description = description
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """As :meth:`Work.wait`; an error of either is raised."""
+        seconds = check_timeout(timeout)
+        end = None if seconds is None else time.monotonic() + seconds
+        result = self._receive.wait(seconds)
+        # A moment at least: what is finished needs no time.
+        self._send.wait(None if end is None else max(end - time.monotonic(), 1e-6))
+        return result
+
+    def done(self) -> bool:
+        """Whether both are finished. Never blocks."""
+        return self._send.done() and self._receive.done()

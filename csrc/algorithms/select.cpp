@@ -66,7 +66,7 @@ constexpr Threshold thresholds[] = {
 
 // Collectives that may be done on mapped memory, outside of schedules.
 bool has_direct(OpKind kind) {
-    return kind == OpKind::barrier || kind == OpKind::all_reduce;
+    return kind == OpKind::barrier;
 }
 
 bool uses_counts(OpKind kind) {

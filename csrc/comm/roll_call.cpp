@@ -40,14 +40,17 @@ std::string to_string(const Envelope& envelope) {
     if (envelope.sequence > 0) text += concat(" #", envelope.sequence);  // else not started yet
     if (kind == OpKind::barrier || kind == OpKind::split) return text;
     if (kind == OpKind::empty) return text + concat(" (", envelope.count, " bytes)");
-    text +=
-        concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ", envelope.count,
-               is_plain_scatter(envelope) ? " row" : " element", envelope.count == 1 ? "" : "s");
+    text += concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ");
+    if (kind == OpKind::all_to_all && envelope.counts_hash != 0 && envelope.spare[0] == 0) {
+        return text + "counts for each rank)";  // compared pair by pair after the roll call
+    }
+    text += concat(envelope.count, is_plain_scatter(envelope) ? " row" : " element",
+                   envelope.count == 1 ? "" : "s");
     if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(envelope.op)));
     if (envelope.root >= 0) text += concat(", root ", envelope.root);
-    if (tells_row_elements(envelope)) {
+    if (tells_row_elements(envelope) || is_plain_scatter(envelope)) {
         text += concat(", rows of ", envelope.counts_hash);
-    } else if (!is_plain_scatter(envelope) && envelope.counts_hash != 0) {
+    } else if (envelope.counts_hash != 0) {
         text += concat(", counts with checksum ", std::hex, envelope.counts_hash);
     }
     return text + ")";

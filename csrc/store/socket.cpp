@@ -187,8 +187,8 @@ UniqueFd listen_on(const std::string& host, int port) {
         // Another program may hold the port for one family only; taking the other would split them.
         if (error == EADDRINUSE) break;
     }
-    const char* hint = error == EADDRINUSE ? "; another program listens there: choose another port"
-                                             " or 0 for any free one"
+    const char* hint = error == EADDRINUSE ? "; another program listens there: end it, or choose"
+                                             " another port"
                                            : "";
     PYCOMM_FAIL(transport, "cannot listen on ", host_port(host.empty() ? "*" : host, port), ": ",
                 errno_text(error), hint);

@@ -21,6 +21,7 @@ from math import sqrt
 import numpy as np
 from numpy.typing import DTypeLike
 
+from pycomm._arrays import check_int
 from pycomm.errors import ArgumentError
 from pycomm.nn.arrays import Array, RandomSource, array_module, pair
 from pycomm.nn.linear import scaled_normal
@@ -57,6 +58,8 @@ class Conv2d(Module):
         rng: RandomSource = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
+        check_int(in_channels, "in_channels", 1, None, "a number from 1")
+        check_int(out_channels, "out_channels", 1, None, "a number from 1")
         self.kernel = pair(kernel, "kernel", 1)
         self.stride = pair(stride, "stride", 1)
         self.padding = pair(padding, "padding", 0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from pycomm._arrays import check_int
 from pycomm.errors import ArgumentError
 from pycomm.nn.arrays import Array, RandomSource, array_module, float_dtype, generator
 from pycomm.nn.module import Module, Parameter
@@ -45,6 +46,8 @@ class Linear(Module):
         rng: RandomSource = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
+        check_int(in_features, "in_features", 1, None, "a number from 1")
+        check_int(out_features, "out_features", 1, None, "a number from 1")
         self.weight = scaled_normal((out_features, in_features), sqrt(2 / in_features), rng, dtype)
         self.bias = Parameter(np.zeros(out_features, self.weight.data.dtype)) if bias else None
 
@@ -82,6 +85,8 @@ class Embedding(Module):
     def __init__(
         self, count: int, dim: int, *, rng: RandomSource = None, dtype: DTypeLike = np.float32
     ) -> None:
+        check_int(count, "count", 1, None, "a number from 1")
+        check_int(dim, "dim", 1, None, "a number from 1")
         self.weight = scaled_normal((count, dim), 1.0, rng, dtype)
 
     def forward(self, x: Array) -> tuple[Array, Array]:

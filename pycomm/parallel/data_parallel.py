@@ -76,8 +76,8 @@ class DataParallel(Module):
     ) -> None:
         if loss not in ("mean", "sum"):
             raise ArgumentError(f"loss must be 'mean' or 'sum', not {loss!r}")
-        if not bucket_mb > 0:
-            raise ArgumentError(f"bucket_mb must be positive, not {bucket_mb}")
+        if not isinstance(bucket_mb, (int, float)) or not 0 < bucket_mb < float("inf"):
+            raise ArgumentError(f"bucket_mb is {bucket_mb!r}, expected a positive number of MiB")
         self.model = model
         self.comm = comm
         self.loss = loss

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycomm._arrays import check_int
 from pycomm.errors import ArgumentError
 from pycomm.nn import Array, Buffer, Module, Parameter, Sequential, cross_entropy
 from pycomm.parallel import verify
@@ -79,7 +80,8 @@ class Pipeline:
     ) -> None:
         layers = model.layers if isinstance(model, Sequential) else list(model)
         self.comm = comm
-        self.microbatches = microbatches
+        what = "a number of microbatches from 1"
+        self.microbatches = microbatches = check_int(microbatches, "microbatches", 1, None, what)
         self._loss = loss
         self._replicas = replicas
         self._share_seconds = 0.0
@@ -175,11 +177,12 @@ class Pipeline:
             The mean loss over the batch (over all replicas' rows), the same on every rank; 0.0
             for no rows.
         """
-        return self._run_with_loss(self._actions[self.comm.rank], x, labels, train=True)
+        with self._telling_others():
+            return self._run_with_loss(self._actions[self.comm.rank], x, labels, train=True)
 
     def evaluate(self, x: Any, labels: Any) -> float:
         """Return the mean loss over a batch, without a backward; arguments as for `train_step`."""
-        with _Evaluating(self.stages.values()):
+        with self._telling_others(), _Evaluating(self.stages.values()):
             return self._run_with_loss(self._forwards[self.comm.rank], x, labels, train=False)
 
     def infer(self, x: Any, *, everywhere: bool = False) -> Any:
@@ -193,13 +196,12 @@ class Pipeline:
             The model's output for all rows on the rank of the last stage; None on others, unless
             `everywhere`.
         """
-        with _Evaluating(self.stages.values()):
-            inputs = self._feed(x)
-            with self._telling_others():
-                outputs = self._runner.run(self._forwards[self.comm.rank], inputs, None)
-        parts = [outputs[m].value for m in sorted(outputs) if not outputs[m].skip]
-        output = join(parts) if self.is_last else None
-        return self._give_to_all(output) if everywhere else output
+        with self._telling_others():
+            with _Evaluating(self.stages.values()):
+                outputs = self._runner.run(self._forwards[self.comm.rank], self._feed(x), None)
+            parts = [outputs[m].value for m in sorted(outputs) if not outputs[m].skip]
+            output = join(parts) if self.is_last else None
+            return self._give_to_all(output) if everywhere else output
 
     def schedule_text(self) -> str:
         """Return the training schedule drawn as ranks by time, with the share of the bubble."""
@@ -225,14 +227,14 @@ class Pipeline:
 
     @contextmanager
     def _telling_others(self) -> Iterator[None]:
-        """When something fails here on the way of a batch, let the ranks that wait know."""
+        """When a batch fails here, wrong arguments included, let the ranks that wait know."""
         try:
             yield
         except BaseException as error:
             reason = f"Pipeline: {type(error).__name__}: {error}"
-            self.comm.abort(reason)
-            if self._replicas is not None:
-                self._replicas.abort(reason)
+            for comm in (self.comm, self._replicas):
+                if comm is not None and comm.size > 1:
+                    comm.abort(reason)
             raise
 
     def _run_with_loss(
@@ -257,12 +259,10 @@ class Pipeline:
             sums[0] += loss * divisor
             return grad
 
-        inputs = self._feed(x)
-        with self._telling_others():
-            outputs = self._runner.run(actions, inputs, turn if train else None)
-            for microbatch, message in outputs.items():
-                if not message.skip:
-                    turn(microbatch, message.value)
+        outputs = self._runner.run(actions, self._feed(x), turn if train else None)
+        for microbatch, message in outputs.items():
+            if not message.skip:
+                turn(microbatch, message.value)
         return self._share_loss(sums)
 
     def _share_loss(self, sums: Array) -> float:

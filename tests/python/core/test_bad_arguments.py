@@ -202,6 +202,11 @@ UNWRITABLE: list[Callable[[Any], Any]] = [
 ]
 for call in UNWRITABLE:
     case("read-only")(call)
+case("on top of each other")(
+    lambda comm: comm.all_reduce(f4(3), out=np.lib.stride_tricks.as_strided(f4(1), (3,), (0,)))
+)
+case("got MaskedArray")(lambda comm: comm.all_reduce(np.ma.array(f4(3), mask=[False, True, False])))
+case("got MaskedArray")(lambda comm: comm.recv(np.ma.array(f4(3), mask=[False, True, False]), 0))
 OTHER_DTYPES: list[Callable[[Any], Any]] = [
     lambda comm: comm.all_reduce(f4(2), out=np.ones(2)),
     lambda comm: comm.reduce(f4(2), comm.rank, out=np.ones(2, np.int32)),

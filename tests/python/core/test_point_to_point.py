@@ -197,8 +197,19 @@ def groups(comm: Any) -> None:
         check(out, values(src * 10 + rank, 1000 + src, "int32"), f"from {src}")
     with comm.group():
         pass
+    with pytest.raises(pycomm.ArgumentError, match="split inside group"), comm.group():
+        comm.split(0)
+    with pytest.raises(pycomm.ArgumentError, match="empty inside group"), comm.group():
+        comm.empty(1)
     with pytest.raises(pycomm.ArgumentError, match="all_reduce inside group"), comm.group():
         comm.all_reduce(np.ones(2))
+    out = sentinel(4, "int32")
+    with comm.group():  # also with what is started at once, or both in one call
+        work = comm.sendrecv(values(rank, 4, "int32"), rank, out, rank, 3, async_op=True)
+        comm.sendrecv(values(rank, 9, "int32"), (rank + 1) % size, outs[0][:9], (rank - 1) % size)
+    check(outs[0][:9], values((rank - 1) % size, 9, "int32"), "sendrecv in a group")
+    assert work.wait() is out and work.done() and work.exception() is None
+    check(out, values(rank, 4, "int32"), "sendrecv started in a group")
     with pytest.raises(pycomm.ArgumentError, match="group"), comm.group(), comm.group():
         pass
     # What raises inside starts nothing.

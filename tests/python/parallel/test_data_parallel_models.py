@@ -255,8 +255,9 @@ def test_bad_settings(run_ranks: RunRanks) -> None:
     def one_rank(comm: Any) -> None:
         with pytest.raises(ArgumentError, match="'mean' or 'sum', not 'max'"):
             DataParallel(make_model(), comm, loss="max")
-        with pytest.raises(ArgumentError, match="bucket_mb must be positive, not 0"):
-            DataParallel(make_model(), comm, bucket_mb=0)
+        for bucket_mb in (0, -1.0, float("inf"), float("nan"), "4"):
+            with pytest.raises(ArgumentError, match="bucket_mb is .* expected a positive number"):
+                DataParallel(make_model(), comm, bucket_mb=bucket_mb)  # type: ignore[arg-type]
         model = DataParallel(make_model(), comm)
         y, context = model.forward(batch(2)[0])
         for weight in (-1.0, float("nan")):
