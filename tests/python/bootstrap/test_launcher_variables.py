@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from ranks import free_port, rank_environment, run_script
@@ -77,7 +76,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, str], list[str]]] = {
 
 def test_contradictions() -> None:
     names = list(CONTRADICTIONS)
-    side_by_side({name: lambda name=name: check_contradiction(name) for name in names}, workers=2)
+    side_by_side(check_contradiction, names, workers=2)
 
 
 def check_contradiction(name: str) -> None:
@@ -109,8 +108,7 @@ MALFORMED = [
 
 
 def test_malformed_settings() -> None:
-    cases = {"=".join(case): lambda case=case: check_malformed(*case) for case in MALFORMED}
-    side_by_side(cases, workers=2)
+    side_by_side(lambda case: check_malformed(*case), MALFORMED, workers=2)
 
 
 def check_malformed(variable: str, value: str) -> None:
@@ -214,12 +212,18 @@ def test_torchrun_keeps_the_port_for_itself() -> None:
     assert [out.split()[:3] for out in job.stdout] == [[str(r), "3", "6.0"] for r in range(3)]
 
 
-def test_two_torchrun_jobs_side_by_side(tmp_path: Path) -> None:
-    """The second job finds the first one's stores on the ports it tries, and goes on."""
-    hold = "\nimport os, time\nopen(f'{os.environ[\"MEET\"]}/{comm.rank}', 'w').close()\n"
-    text = INIT + hold
-    port = free_port()
-    env = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "MEET": str(tmp_path)}
-    for name in ("first", "second"):
-        job = run_script(2, text, launcher="env", env={**env, "TORCHELASTIC_RUN_ID": name})
+def test_two_torchrun_jobs_at_once() -> None:
+    """A job finds the other one's store on the ports that it tries, and goes on."""
+    port = str(free_port())
+
+    def check(name: str) -> None:
+        env = {
+            "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RUN_ID": name,
+        }
+        job = run_script(2, INIT, launcher="env", env=env)
         assert job.exit_codes == [0, 0], job
+        assert [out.split()[:3] for out in job.stdout] == [[str(r), "2", "3.0"] for r in range(2)]
+
+    side_by_side(check, ["first", "second"])

@@ -83,7 +83,7 @@ comm.barrier()
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_logs(transport: str) -> None:
     levels = ["", "silent", "warn", "info", "debug"]
-    side_by_side({level: lambda level=level: check_logs(level, transport) for level in levels}, 2)
+    side_by_side(lambda level: check_logs(level, transport), levels, 2)
 
 
 def check_logs(level: str, transport: str) -> None:

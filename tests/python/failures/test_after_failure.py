@@ -43,7 +43,7 @@ def abort_on_one(comm: Any) -> list[Report]:
 
 
 def test_abort_reaches_everyone() -> None:
-    side_by_side({kind: lambda kind=kind: check_abort(kind) for kind in TRANSPORTS})
+    side_by_side(check_abort, TRANSPORTS)
 
 
 def check_abort(transport: str) -> None:
@@ -72,7 +72,7 @@ def close_under_others(comm: Any) -> tuple[list[Report], float, Report]:
 
 
 def test_close_ends_what_is_in_flight() -> None:
-    side_by_side({kind: lambda kind=kind: check_close(kind) for kind in TRANSPORTS})
+    side_by_side(check_close, TRANSPORTS)
 
 
 def check_close(transport: str) -> None:
@@ -97,7 +97,7 @@ def children_of_a_broken_parent(comm: Any) -> tuple[Report, float, float, Report
 
 
 def test_children_of_a_broken_parent_live_on() -> None:
-    side_by_side({kind: lambda kind=kind: check_children(kind) for kind in TRANSPORTS})
+    side_by_side(check_children, TRANSPORTS)
 
 
 def check_children(transport: str) -> None:
@@ -134,7 +134,7 @@ def one_world_after_another() -> list[Any]:
 
 def test_a_new_world_after_close() -> None:
     kinds = ("run", "mpirun", "env")
-    side_by_side({kind: lambda kind=kind: check_new_world(kind) for kind in kinds})
+    side_by_side(check_new_world, kinds)
 
 
 def check_new_world(kind: str) -> None:

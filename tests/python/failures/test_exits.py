@@ -135,7 +135,7 @@ comm = pycomm.init(timeout=30)
 
 
 def test_ends_quietly() -> None:
-    side_by_side({name: lambda name=name: check_end(name) for name in PROGRAMS}, workers=2)
+    side_by_side(check_end, PROGRAMS, workers=2)
 
 
 def check_end(name: str) -> None:

@@ -79,7 +79,7 @@ def wait_for_rank_0() -> tuple[float, float]:
 
 
 def test_waiting_is_cheap() -> None:
-    side_by_side({kind: lambda kind=kind: check_cheap(kind) for kind in ("shm", "tcp")})
+    side_by_side(check_cheap, ("shm", "tcp"))
 
 
 def check_cheap(transport: str) -> None:

@@ -53,7 +53,7 @@ def interrupted(comm: Any) -> dict[str, list[Report]]:
 
 
 def test_interrupt_of_a_blocking_call() -> None:
-    side_by_side({kind: lambda kind=kind: check_interrupt(kind) for kind in ("shm", "tcp")})
+    side_by_side(check_interrupt, ("shm", "tcp"))
 
 
 def check_interrupt(transport: str) -> None:
@@ -85,7 +85,7 @@ def interrupted_wait(comm: Any) -> Any:
 
 
 def test_interrupt_of_work_wait_leaves_the_operation() -> None:
-    side_by_side({kind: lambda kind=kind: check_interrupted_wait(kind) for kind in ("shm", "tcp")})
+    side_by_side(check_interrupted_wait, ("shm", "tcp"))
 
 
 def check_interrupted_wait(transport: str) -> None:
@@ -124,7 +124,7 @@ def handler_that_goes_on(comm: Any) -> tuple[int, float]:
 
 
 def test_harmless_signals() -> None:
-    side_by_side({name: lambda name=name: check_harmless(name) for name in LAUNCHERS})
+    side_by_side(check_harmless, LAUNCHERS)
 
 
 def check_harmless(launcher: str) -> None:

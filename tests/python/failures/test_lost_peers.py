@@ -90,7 +90,7 @@ def die_while_needed(comm: Any, name: str, victim: int) -> tuple[Report, float, 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_killed_peer_is_named(transport: str) -> None:
-    side_by_side({name: lambda name=name: check_killed(name, transport) for name in ACTIONS})
+    side_by_side(lambda name: check_killed(name, transport), ACTIONS)
 
 
 def check_killed(name: str, transport: str) -> None:
@@ -144,7 +144,7 @@ def stopped_while_needed(comm: Any, name: str, limit: float, pause: float) -> li
 
 @pytest.mark.parametrize("algorithm", ["", "all_reduce:ring"])
 def test_stopped_rank_that_goes_on(algorithm: str) -> None:
-    side_by_side({kind: lambda kind=kind: check_goes_on(kind, algorithm) for kind in TRANSPORTS})
+    side_by_side(lambda kind: check_goes_on(kind, algorithm), TRANSPORTS)
 
 
 def check_goes_on(transport: str, algorithm: str) -> None:
@@ -177,7 +177,7 @@ def stop_in_the_middle(comm: Any, name: str, limit: float) -> Report:
 
 @pytest.mark.parametrize("name", ["barrier", "all_reduce", "ring", "broadcast"])
 def test_stopped_rank_is_named(name: str) -> None:
-    side_by_side({kind: lambda kind=kind: check_stopped(name, kind) for kind in TRANSPORTS})
+    side_by_side(lambda kind: check_stopped(name, kind), TRANSPORTS)
 
 
 def check_stopped(name: str, transport: str) -> None:
@@ -214,4 +214,4 @@ def test_killed_peer_whose_forked_child_lives() -> None:
             assert report.error == "PeerLostError" and report.attributes["rank"] == 1, report
             assert report.seconds < 2.5, report.seconds
 
-    side_by_side({name: lambda name=name: check(name) for name in TRANSPORTS})
+    side_by_side(check, TRANSPORTS)

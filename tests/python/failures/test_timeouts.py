@@ -86,15 +86,14 @@ def check_reports(outcomes: list[Any]) -> None:
 
 
 def test_timeout_of_a_call_and_of_the_constructor() -> None:
-    def constructor() -> None:
-        check_reports(run_ranks(2, time_out_everywhere, None, launcher="env", init_timeout=LIMIT))
+    def check(name: str) -> None:
+        if name == "constructor":
+            outcomes = run_ranks(2, time_out_everywhere, None, launcher="env", init_timeout=LIMIT)
+        else:
+            outcomes = run_ranks(2, time_out_everywhere, LIMIT, **over(name))
+        check_reports(outcomes)
 
-    calls: dict[str, Callable[[], None]] = {"constructor": constructor}
-    for name in TRANSPORTS:
-        calls[name] = lambda name=name: check_reports(
-            run_ranks(2, time_out_everywhere, LIMIT, **over(name))
-        )
-    side_by_side(calls)
+    side_by_side(check, [*TRANSPORTS, "constructor"])
 
 
 def test_timeout_of_the_environment() -> None:
@@ -104,7 +103,7 @@ def test_timeout_of_the_environment() -> None:
             run_ranks(2, time_out_everywhere, None, launcher=launcher, env=env, init_timeout=None)
         )
 
-    side_by_side({name: lambda name=name: check(name) for name in LAUNCHERS})
+    side_by_side(check, LAUNCHERS)
 
 
 def one_is_late(comm: Any) -> tuple[Report, float, Report]:
@@ -118,7 +117,7 @@ def one_is_late(comm: Any) -> tuple[Report, float, Report]:
 
 
 def test_late_rank_is_named() -> None:
-    side_by_side({kind: lambda kind=kind: check_late(kind) for kind in TRANSPORTS})
+    side_by_side(check_late, TRANSPORTS)
 
 
 def check_late(transport: str) -> None:
@@ -143,7 +142,7 @@ def late_under_a_launcher(comm: Any) -> Report:
 
 
 def test_late_rank_under_a_launcher() -> None:
-    side_by_side({name: lambda name=name: check_late_under(name) for name in LAUNCHERS})
+    side_by_side(check_late_under, LAUNCHERS)
 
 
 def check_late_under(launcher: str) -> None:
@@ -168,7 +167,7 @@ def wait_then_again(comm: Any) -> list[Report]:
 
 
 def test_wait_may_time_out_and_be_repeated() -> None:
-    side_by_side({name: lambda name=name: check_repeated_wait(name) for name in TRANSPORTS})
+    side_by_side(check_repeated_wait, TRANSPORTS)
 
 
 def check_repeated_wait(transport: str) -> None:
@@ -226,7 +225,7 @@ def late_to_init(late: int, by_environment: bool) -> tuple[Report, Report | None
 @pytest.mark.parametrize("kind", ["env", "run"])
 def test_rank_late_to_init(kind: str) -> None:
     cases = [(late, by_environment) for late in (0, 1) for by_environment in (False, True)]
-    side_by_side({str(case): lambda case=case: check_late_to_init(kind, *case) for case in cases})
+    side_by_side(lambda case: check_late_to_init(kind, *case), cases)
 
 
 def check_late_to_init(kind: str, late: int, by_environment: bool) -> None:
