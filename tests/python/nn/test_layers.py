@@ -131,7 +131,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "norm shape": (call(nn.LayerNorm((2, 3)), 4, 3), "LayerNorm takes"),
     "linear inputs": (lambda: nn.Linear(-1, 3), "in_features is -1, expected a number from 1"),
     "linear outputs": (lambda: nn.Linear(2, 2.5), "out_features is 2.5"),  # type: ignore[arg-type]
-    "conv channels": (lambda: nn.Conv2d(0, 1, 3), "in_channels is 0, expected a number from 1"),
+    "conv inputs": (lambda: nn.Conv2d(0, 1, 3), "in_channels is 0, expected a number from 1"),
     "embedding size": (lambda: nn.Embedding(0, 2), "count is 0, expected a number from 1"),
     "embedding floats": (call(nn.Embedding(3, 2), 4), "integers, not float32"),
     "embedding range": (
