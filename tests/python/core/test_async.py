@@ -79,6 +79,10 @@ def every_operation(comm: Any) -> None:
         ),
         (comm.all_to_all(own(), async_op=True), np.concatenate([part[mine] for part in parts])),
         (comm.barrier(async_op=True), None),
+        (
+            comm.sendrecv(own(), right, sentinel((6, 2), "float32"), left, 3, async_op=True),
+            parts[left],
+        ),
         (comm.send(own(), right, async_op=True), None),
         (comm.recv(sentinel((6, 2), "float32"), left, async_op=True), parts[left]),
     ]
