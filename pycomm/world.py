@@ -31,6 +31,9 @@ _attempts = 0
 _LINGER_S = 1.0
 _server: _core.TcpStoreServer | None = None
 _server_key: tuple[object, ...] = ()
+# Set in the environment of a rank: "pid place". A child that inherits it, and the place of the rank
+# with it, is not that rank.
+_OWNER_VARIABLE = "PYCOMM_RANK_PROCESS"
 # The rank of the process from which this one was forked, when that had a world.
 _forked_from: int | None = None
 
@@ -175,10 +178,25 @@ def _bootstrap(deadline: float) -> _core.Bootstrap:
     return _core.callable_bootstrap(0, 1, lambda blob: [blob])
 
 
+def _claim_place(rank: int, size: int) -> None:
+    """Refuses the place of a rank to a child process that inherited its variables."""
+    names = ("PYCOMM_STORE", "MASTER_ADDR", "MASTER_PORT")
+    place = " ".join([str(rank), str(size), *(os.environ.get(name, "-") for name in names)])
+    owner, _, owned = os.environ.get(_OWNER_VARIABLE, "").partition(" ")
+    if owned == place and owner != str(os.getpid()) and os.path.exists(f"/proc/{owner}"):
+        raise ArgumentError(
+            f"this process inherited RANK={rank} and WORLD_SIZE={size} from process {owner}, which "
+            "is that rank; a child of a rank has no place in its world: unset RANK and WORLD_SIZE "
+            "for a world of its own"
+        )
+    os.environ[_OWNER_VARIABLE] = f"{os.getpid()} {place}"
+
+
 def _store_bootstrap(rank: int, size: int, deadline: float) -> _core.Bootstrap:
     """Meets the ranks at the store behind MASTER_ADDR:MASTER_PORT, which rank 0 serves unless a
     launcher does.
     """
+    _claim_place(rank, size)
     hosted = os.environ.get("PYCOMM_STORE")
     token = os.environ.get("TORCHELASTIC_RUN_ID", "")
     prefix = f"world-{_attempts}"

@@ -198,6 +198,32 @@ def test_ways_to_start(kind: str, n: int) -> None:
     assert lines == [f"{rank} {n} {n * (n + 1) / 2} {transport}" for rank in range(n)], lines
 
 
+CHILD_OF_A_RANK = """
+import os, subprocess, sys, time
+import numpy as np, pycomm
+comm = pycomm.init(timeout=20)
+code = "import pycomm; c = pycomm.init(timeout=20); print('world of', c.size)"
+started = time.monotonic()
+child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+assert "ArgumentError: this process inherited RANK=" in child.stderr, child.stderr
+assert f"from process {os.getpid()}," in child.stderr, child.stderr
+assert time.monotonic() - started < 10
+alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+command = [sys.executable, "-c", code]
+child = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=30)
+assert child.stdout == "world of 1\\n", child
+comm.close()
+comm = pycomm.init(timeout=20)  # the rank itself may come back
+assert comm.all_reduce(np.ones(1))[0] == comm.size
+"""
+
+
+@pytest.mark.parametrize("kind", ["run", "env"])
+def test_a_child_of_a_rank_is_not_that_rank(kind: str) -> None:
+    job = run_script(2, CHILD_OF_A_RANK, launcher=kind, timeout=60)
+    assert job.exit_code == 0, job
+
+
 def test_torchrun_keeps_the_port_for_itself() -> None:
     with socket.socket() as agent:  # speaks another protocol
         agent.bind(("127.0.0.1", 0))
