@@ -247,7 +247,7 @@ bool Engine::pass() {
         // What the others have done for operations before the fault is here, and completes them.
         while (advance_collectives() | advance_point_to_point()) {
         }
-        fail_all(std::make_exception_ptr(fault_error(*fault, transport_.rank(), false)));
+        fail_all(fault_error(*fault, transport_.rank(), false));
         return true;
     }
     moved |= advance_collectives();
@@ -400,15 +400,20 @@ std::optional<Fault> Engine::find_late_task() const {
 
 void Engine::break_communicator(const Fault& fault) {
     transport_.post_fault(fault);
-    fail_all(std::make_exception_ptr(fault_error(fault, transport_.rank(), false)));
+    fail_all(fault_error(fault, transport_.rank(), false));
 }
 
 // Called by the driver, without mutex_.
-void Engine::fail_all(std::exception_ptr error) {
-    for (const auto& task : point_to_point_.open_tasks()) finish(*task, error);
+void Engine::fail_all(const Error& error) {
+    // Each task gets an exception of its own, which its waiter may keep, change and let go alone.
+    const auto own = [&] {
+        return std::make_exception_ptr(
+            Error(error.code(), std::string(error.what()), error.ranks()));
+    };
+    for (const auto& task : point_to_point_.open_tasks()) finish(*task, own());
     point_to_point_.drop_all();
     while (!collectives_.empty()) {
-        finish(*collectives_.front(), error);
+        finish(*collectives_.front(), own());
         collectives_.pop_front();
     }
     std::vector<std::shared_ptr<Task>> waiting;
@@ -417,7 +422,7 @@ void Engine::fail_all(std::exception_ptr error) {
         waiting.swap(incoming_);
         has_incoming_.store(false);
     }
-    for (const auto& task : waiting) finish(*task, error);
+    for (const auto& task : waiting) finish(*task, own());
 }
 
 void Engine::finish(Task& task, std::exception_ptr error) {
@@ -430,10 +435,9 @@ void Engine::finish(Task& task, std::exception_ptr error) {
     }
 }
 
-std::exception_ptr Engine::stopped_error() const {
-    return std::make_exception_ptr(
-        Error(ErrorCode::aborted, concat("the communicator of rank ", transport_.rank(),
-                                         " was closed while the operation was in flight")));
+Error Engine::stopped_error() const {
+    return Error(ErrorCode::aborted, concat("the communicator of rank ", transport_.rank(),
+                                            " was closed while the operation was in flight"));
 }
 
 void Engine::abort(const std::string& reason) {

@@ -77,13 +77,13 @@ class Engine {
     std::optional<Fault> find_late_task() const;
     std::vector<int> culprits(const Task& task) const;
     void break_communicator(const Fault& fault);
-    void fail_all(std::exception_ptr error);
+    void fail_all(const Error& error);
     void finish(Task& task, std::exception_ptr error);
     void sleep_until(std::unique_lock<std::mutex>& lock, std::chrono::nanoseconds at_most,
                      const Satisfied& condition);
     void worker_loop();
     void stop_once();
-    std::exception_ptr stopped_error() const;
+    Error stopped_error() const;
 
     Transport& transport_;
     const bool spin_;
