@@ -170,6 +170,8 @@ def large_both_ways(comm: Any, size: int) -> None:
     comm.recv(out, left)
     work.wait()
     assert np.array_equal(out, expected)
+    # An eighth is still more than what a channel holds.
+    x, out, expected = x[: size // 8], out[: size // 8], expected[: size // 8]
     out[...] = 0x5B
     comm.sendrecv(x, right, out, left)
     assert np.array_equal(out, expected)
