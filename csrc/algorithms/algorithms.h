@@ -76,6 +76,9 @@ std::vector<Algorithm> algorithms_for(OpKind kind);
 // Must give the same answer on every rank: depends only on what all ranks know alike.
 Algorithm select_algorithm(const Problem& problem, const std::string& forced);
 
+// What `forced` names for a kind, automatic when nothing.
+Algorithm forced_algorithm(OpKind kind, const std::string& forced);
+
 // Throws ArgumentError that lists the known operations and algorithms when `forced` cannot be
 // parsed.
 void check_forced(const std::string& forced);

@@ -64,11 +64,6 @@ constexpr Threshold thresholds[] = {
     {OpKind::barrier, any_bytes, Algorithm::dissemination},
 };
 
-// Collectives that may be done on mapped memory, outside of schedules.
-bool has_direct(OpKind kind) {
-    return kind == OpKind::barrier;
-}
-
 bool uses_counts(OpKind kind) {
     return kind == OpKind::reduce_scatter || kind == OpKind::all_gather || kind == OpKind::gather ||
            kind == OpKind::scatter;
@@ -80,7 +75,7 @@ std::string known_names(OpKind kind) {
     for (const Algorithm algorithm : algorithms_for(kind)) {
         names += concat(algorithm_name(algorithm), ", ");
     }
-    return names + (has_direct(kind) ? "direct, auto" : "auto");
+    return names + "direct, auto";  // on mapped memory, outside of schedules
 }
 
 // "broadcast (tree, linear, auto); ...": all that PYCOMM_ALGO may say.
@@ -96,8 +91,7 @@ std::string known_choices() {
 }
 
 bool exists(OpKind kind, Algorithm algorithm) {
-    if (algorithm == Algorithm::automatic) return true;
-    if (algorithm == Algorithm::direct) return has_direct(kind);
+    if (algorithm == Algorithm::automatic || algorithm == Algorithm::direct) return true;
     for (const Entry& entry : entries) {
         if (entry.kind == kind && entry.algorithm == algorithm) return true;
     }
@@ -229,10 +223,8 @@ std::vector<Algorithm> algorithms_for(OpKind kind) {
 }
 
 Algorithm select_algorithm(const Problem& problem, const std::string& forced) {
-    if (!forced.empty()) {
-        const Algorithm algorithm = parse_forced(forced, problem.kind);
-        if (algorithm != Algorithm::automatic) return algorithm;
-    }
+    const Algorithm algorithm = forced_algorithm(problem.kind, forced);
+    if (algorithm != Algorithm::automatic) return algorithm;
     const int64_t count = total_count(problem);
     for (const Threshold& row : thresholds) {
         if (row.kind != problem.kind) continue;
@@ -243,6 +235,10 @@ Algorithm select_algorithm(const Problem& problem, const std::string& forced) {
         }
     }
     PYCOMM_FAIL(argument, "no algorithm for ", kind_name(problem.kind));
+}
+
+Algorithm forced_algorithm(OpKind kind, const std::string& forced) {
+    return forced.empty() ? Algorithm::automatic : parse_forced(forced, kind);
 }
 
 void check_forced(const std::string& forced) {

@@ -15,6 +15,11 @@ int64_t total(const std::vector<int64_t>& counts) {
     return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
+// Of the ranks before `rank`.
+int64_t total(const std::vector<int64_t>& counts, int rank) {
+    return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+}
+
 // FNV-1a over the counts; never 0, which means "no counts".
 uint32_t hash_counts(const std::vector<int64_t>& counts) {
     uint32_t hash = 2166136261u;
@@ -148,20 +153,32 @@ Problem CollectiveTask::make_problem() const {
         problem.counts.assign(static_cast<size_t>(problem.size), 0);
         problem.counts[static_cast<size_t>(problem.rank)] = request_.output.count;
     }
+    problem.in_place = in_place();
+    return problem;
+}
+
+bool CollectiveTask::in_place() const {
     const Buffer& in = request_.input;
     const Buffer& out = request_.output;
-    if (out.data == nullptr || in.data == nullptr) return problem;
-    if (request_.kind == OpKind::all_reduce || request_.kind == OpKind::reduce) {
-        problem.in_place = in.data == out.data;
-    } else if (request_.kind == OpKind::broadcast) {
-        problem.in_place = true;
-    } else if (!problem.counts.empty() && problem.counts[static_cast<size_t>(problem.rank)] > 0) {
-        const int64_t offset = std::accumulate(problem.counts.begin(),
-                                               problem.counts.begin() + problem.rank, int64_t{0});
-        const bool joins = request_.kind == OpKind::all_gather || request_.kind == OpKind::gather;
-        problem.in_place = joins ? out.at(offset) == in.data : in.at(offset) == out.data;
+    if (out.data == nullptr || in.data == nullptr) return false;
+    const auto own = static_cast<size_t>(context_.transport.rank());
+    const auto& counts = request_.counts;
+    switch (request_.kind) {
+        case OpKind::all_reduce:
+        case OpKind::reduce:
+            return in.data == out.data;
+        case OpKind::broadcast:
+            return true;
+        case OpKind::all_to_all:
+            return false;
+        default:
+            break;
     }
-    return problem;
+    if (counts.empty() || counts[own] == 0) return false;
+    const int64_t offset = std::accumulate(
+        counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(own), int64_t{0});
+    const bool joins = request_.kind == OpKind::all_gather || request_.kind == OpKind::gather;
+    return joins ? out.at(offset) == in.data : in.at(offset) == out.data;
 }
 
 Envelope CollectiveTask::make_envelope() const {
@@ -181,39 +198,37 @@ Envelope CollectiveTask::make_envelope() const {
     } else if (request_.kind == OpKind::scatter) {
         envelope.count = request_.rows;
         envelope.counts_hash = static_cast<uint32_t>(request_.row_elements);
-        envelope.spare[0] = 1;
+        envelope.rows = 1;
     } else if (request_.row_elements > 0) {
         // The parts follow from rows, so equal counts of unequal rows are different calls.
         envelope.counts_hash = static_cast<uint32_t>(request_.row_elements);
-        envelope.spare[0] = 2;
+        envelope.rows = 2;
     }
     return envelope;
 }
 
 void CollectiveTask::choose_plan() {
-    if (request_.kind == OpKind::barrier && context_.check && context_.transport.board()) {
-        algorithm_ = Algorithm::direct;  // the roll call is the barrier
-        if (context_.forced_algorithms.find("barrier") == std::string::npos) return;
-    }
     Problem problem = make_problem();
-    algorithm_ = select_algorithm(problem, context_.forced_algorithms);
-    if (algorithm_ == Algorithm::direct) {
-        if (request_.kind == OpKind::barrier && context_.check && context_.transport.board())
-            return;
-        PYCOMM_FAIL(argument, "PYCOMM_ALGO: ", kind_name(request_.kind),
-                    " has no algorithm 'direct' on transport ", context_.transport.name());
-    }
-    plan_ = context_.plans.get(problem, algorithm_);
+    // What does not go the direct way although it may, goes the way that fits its size.
+    const bool may_go_direct = algorithm_ == Algorithm::direct;
+    const Algorithm algorithm =
+        select_algorithm(problem, may_go_direct ? std::string() : context_.forced_algorithms);
+    PYCOMM_CHECK(algorithm != Algorithm::direct, argument,
+                 "PYCOMM_ALGO: ", kind_name(request_.kind),
+                 " has no algorithm 'direct' on transport ", context_.transport.name());
+    if (!may_go_direct) algorithm_ = algorithm;
+    plan_ = context_.plans.get(problem, algorithm);
     widened_ =
         reduces() && is_half(request_.input.dtype) && !plan_->reduces_at_once && problem.size > 1;
     if (!widened_) return;
     problem.in_place = false;
     problem.element_size = sizeof(float);
-    plan_ = context_.plans.get(problem, algorithm_);
+    plan_ = context_.plans.get(problem, algorithm);
 }
 
 void CollectiveTask::start() {
     sequence_ = ++context_.sequence;
+    if (goes_direct()) return start_direct();
     choose_plan();
     if (context_.check) {
         roll_call_.emplace(context_.transport, make_envelope());
@@ -221,6 +236,72 @@ void CollectiveTask::start() {
     } else {
         enter_counts();
     }
+}
+
+bool CollectiveTask::goes_direct() const {
+    Board* board = context_.transport.board();
+    if (board == nullptr) return false;
+    // all_to_all with counts has to have room for them in the slot.
+    const size_t told = request_.kind == OpKind::all_to_all && request_.explicit_counts
+                            ? request_.send_counts.size() * sizeof(int64_t)
+                            : 0;
+    if (told + 64 > board->slot_bytes()) return false;
+    const Algorithm forced = forced_algorithm(request_.kind, context_.forced_algorithms);
+    return forced == Algorithm::automatic || forced == Algorithm::direct;
+}
+
+DirectCall CollectiveTask::make_direct() const {
+    DirectCall call;
+    call.kind = request_.kind;
+    call.op = request_.op;
+    call.root = std::max(0, request_.root);
+    call.sequence = sequence_;
+    call.input = request_.kind == OpKind::broadcast ? request_.output : request_.input;
+    call.output = request_.output;
+    call.in_place = in_place();
+    call.counts = request_.counts;
+    if (request_.kind == OpKind::all_to_all) {
+        call.counts = request_.send_counts;
+        call.recv_counts = request_.recv_counts;
+        call.tells_counts = request_.explicit_counts;
+    }
+    return call;
+}
+
+void CollectiveTask::start_direct() {
+    algorithm_ = Algorithm::direct;
+    part_overlapping();
+    direct_ = make_direct();
+    Envelope envelope = make_envelope();
+    Parcel parcel{};
+    make_offer(context_.transport, *direct_, envelope, parcel);
+    roll_call_.emplace(context_.transport, envelope, parcel);
+    stage_ = Stage::roll_call;
+}
+
+// All ranks have arrived, and so has all that they say.
+void CollectiveTask::enter_direct() {
+    Transport& transport = context_.transport;
+    const int rank = transport.rank();
+    if (direct_->tells_counts) {
+        for (int peer = 0; peer < transport.size(); ++peer) {
+            announced_.push_back(told_count(transport, *direct_, peer, rank));
+        }
+        check_counts();
+    }
+    if (request_.kind == OpKind::scatter) {
+        const int64_t rows = transport.board()->call(direct_->root, sequence_).count;
+        direct_->first = request_.explicit_counts
+                             ? total(request_.counts, rank)
+                             : slice_offset(rows, transport.size(), rank) * request_.row_elements;
+    }
+    const Route route = choose_route(transport, *direct_);
+    if (route == Route::none) {
+        choose_plan();
+        return enter_running();
+    }
+    direct_runner_.emplace(transport, *direct_, route);
+    stage_ = direct_runner_->done() ? Stage::complete : Stage::direct;
 }
 
 bool CollectiveTask::progress() {
@@ -232,7 +313,12 @@ bool CollectiveTask::progress() {
     if (stage_ == Stage::roll_call) {
         moved |= roll_call_->progress();
         if (!roll_call_->done()) return moved;
-        enter_counts();
+        direct_ ? enter_direct() : enter_counts();
+    }
+    if (stage_ == Stage::direct) {
+        moved |= direct_runner_->progress();
+        if (direct_runner_->done()) stage_ = Stage::complete;
+        return moved;
     }
     if (stage_ == Stage::counts) {
         moved |= runner_->progress();
@@ -277,6 +363,14 @@ void CollectiveTask::check_counts() const {
     }
 }
 
+// An input that shares part of its memory with the output is copied aside.
+void CollectiveTask::part_overlapping() {
+    if (!overlap(request_.input, request_.output) || in_place()) return;
+    input_copy_ = std::make_unique_for_overwrite<std::byte[]>(request_.input.bytes());
+    std::memcpy(input_copy_.get(), request_.input.data, request_.input.bytes());
+    request_.input.data = input_copy_.get();
+}
+
 void CollectiveTask::enter_running() {
     if (!plan_) return enter_complete();
     Operands operands{request_.input, request_.output, request_.op, 1};
@@ -290,10 +384,9 @@ void CollectiveTask::enter_running() {
         widen(wide_input_.get(), request_.input.data, in_count, request_.input.dtype);
         operands.input = {wide_input_.get(), request_.input.count, DataType::float32};
         operands.output = {wide_output_.get(), request_.output.count, DataType::float32};
-    } else if (!make_problem().in_place && overlap(request_.input, request_.output)) {
-        input_copy_ = std::make_unique_for_overwrite<std::byte[]>(request_.input.bytes());
-        std::memcpy(input_copy_.get(), request_.input.data, request_.input.bytes());
-        operands.input.data = input_copy_.get();
+    } else {
+        part_overlapping();
+        if (request_.kind != OpKind::broadcast) operands.input = request_.input;
     }
     runner_.emplace(context_.transport, Stream::collective, *plan_, operands);
     stage_ = Stage::running;
@@ -317,11 +410,12 @@ void CollectiveTask::enter_complete() {
 
 std::vector<int> CollectiveTask::waiting_on() const {
     if (stage_ == Stage::roll_call) return roll_call_->absent();
+    if (stage_ == Stage::direct) return direct_runner_->waiting_on();
     return runner_ ? runner_->waiting_on() : std::vector<int>{};
 }
 
 std::string CollectiveTask::describe() const {
-    return to_string(make_envelope());
+    return to_string(make_envelope(), sequence_);
 }
 
 std::string CollectiveTask::timeout_hint() const {

@@ -10,6 +10,7 @@
 #include "algorithms/algorithms.h"
 #include "base/buffer.h"
 #include "comm/roll_call.h"
+#include "direct/direct.h"
 #include "exec/schedule_runner.h"
 #include "exec/task.h"
 
@@ -81,9 +82,15 @@ class CollectiveTask final : public Task {
     std::string timeout_hint() const override;
 
   private:
-    enum class Stage { queued, roll_call, counts, running, complete };
+    enum class Stage { queued, roll_call, counts, direct, running, complete };
 
     void start();
+    bool goes_direct() const;
+    void start_direct();
+    void enter_direct();
+    DirectCall make_direct() const;
+    bool in_place() const;
+    void part_overlapping();
     void enter_counts();
     void check_counts() const;
     void enter_running();
@@ -100,6 +107,8 @@ class CollectiveTask final : public Task {
     Algorithm algorithm_ = Algorithm::automatic;
     std::shared_ptr<const Schedule> plan_;  // null: the roll call is all there is to do
     std::optional<RollCall> roll_call_;
+    std::optional<DirectCall> direct_;  // when it may be done on mapped memory
+    std::optional<DirectRunner> direct_runner_;
     std::optional<ScheduleRunner> runner_;
     // 16-bit floats that are summed hop by hop travel as float32.
     bool widened_ = false;

@@ -14,57 +14,49 @@ bool reduces(OpKind kind) {
 }
 
 // A scatter without counts: `count` is rows and counts_hash elements per row; see Communicator.
-bool is_plain_scatter(const Envelope& envelope) {
-    return static_cast<OpKind>(envelope.kind) == OpKind::scatter && envelope.spare[0] == 1;
+bool is_plain_scatter(const Call& call) {
+    return static_cast<OpKind>(call.kind) == OpKind::scatter && call.rows == 1;
 }
 
 // Counts are derived from rows: `count` is elements and counts_hash elements per row.
-bool tells_row_elements(const Envelope& envelope) {
-    return envelope.spare[0] == 2;
-}
-
-[[noreturn]] void fail_mismatch(int rank, const Envelope& mine, int peer, const Envelope& theirs,
-                                const std::string& detail) {
-    const std::string text =
-        concat("rank ", rank, " called ", to_string(mine), " but rank ", peer, " called ",
-               to_string(theirs), detail,
-               "; every rank must make the same calls in the same order with matching arguments");
-    throw Error(ErrorCode::mismatch, text, {peer});
+bool tells_row_elements(const Call& call) {
+    return call.rows == 2;
 }
 
 }  // namespace
 
-std::string to_string(const Envelope& envelope) {
-    const auto kind = static_cast<OpKind>(envelope.kind);
+std::string to_string(const Call& call, uint64_t sequence) {
+    const auto kind = static_cast<OpKind>(call.kind);
     std::string text = kind_name(kind);
-    if (envelope.sequence > 0) text += concat(" #", envelope.sequence);  // else not started yet
+    if (sequence > 0) text += concat(" #", sequence);  // else not started yet
     if (kind == OpKind::barrier || kind == OpKind::split) return text;
-    if (kind == OpKind::empty) return text + concat(" (", envelope.count, " bytes)");
-    text += concat(" (", dtype_name(static_cast<DataType>(envelope.dtype)), ", ");
-    if (kind == OpKind::all_to_all && envelope.counts_hash != 0 && envelope.spare[0] == 0) {
+    if (kind == OpKind::empty) return text + concat(" (", call.count, " bytes)");
+    text += concat(" (", dtype_name(static_cast<DataType>(call.dtype)), ", ");
+    if (kind == OpKind::all_to_all && call.counts_hash != 0 && call.rows == 0) {
         return text + "counts for each rank)";  // compared pair by pair after the roll call
     }
-    text += concat(envelope.count, is_plain_scatter(envelope) ? " row" : " element",
-                   envelope.count == 1 ? "" : "s");
-    if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(envelope.op)));
-    if (envelope.root >= 0) text += concat(", root ", envelope.root);
-    if (tells_row_elements(envelope) || is_plain_scatter(envelope)) {
-        text += concat(", rows of ", envelope.counts_hash);
-    } else if (envelope.counts_hash != 0) {
-        text += concat(", counts with checksum ", std::hex, envelope.counts_hash);
+    text += concat(call.count, is_plain_scatter(call) ? " row" : " element",
+                   call.count == 1 ? "" : "s");
+    if (reduces(kind)) text += concat(", ", op_name(static_cast<ReduceOp>(call.op)));
+    if (call.root >= 0) text += concat(", root ", call.root);
+    if (tells_row_elements(call) || is_plain_scatter(call)) {
+        text += concat(", rows of ", call.counts_hash);
+    } else if (call.counts_hash != 0) {
+        text += concat(", counts with checksum ", std::hex, call.counts_hash);
     }
     return text + ")";
 }
 
-RollCall::RollCall(Transport& transport, const Envelope& mine)
+RollCall::RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel)
     : transport_(transport), mine_(mine) {
     const int size = transport.size();
+    absent_.reserve(static_cast<size_t>(size));
     for (int rank = 0; rank < size; ++rank) {
         if (rank != transport.rank()) absent_.push_back(rank);
     }
     if (is_plain_scatter(mine)) scatter_parts_.resize(static_cast<size_t>(size));
     if (Board* board = transport.board()) {
-        board->post(mine_);
+        board->post(mine_, parcel);
     } else {
         wires_.resize(static_cast<size_t>(size));
     }
@@ -85,23 +77,25 @@ bool RollCall::send_some() {
     return moved;
 }
 
-std::optional<Envelope> RollCall::arrival(int peer) {
-    if (Board* board = transport_.board()) return board->read(peer, mine_.sequence);
+const Call* RollCall::arrival(int peer) {
+    if (Board* board = transport_.board()) {
+        return board->arrived(peer, mine_.sequence) ? &board->call(peer, mine_.sequence) : nullptr;
+    }
     Wire& wire = wires_[static_cast<size_t>(peer)];
     wire.received += transport_.channel(peer, Stream::collective)
                          .try_recv(reinterpret_cast<std::byte*>(&wire.theirs) + wire.received,
                                    sizeof(Envelope) - wire.received, true);
     // Counted as here only when our own is on its way to it, so that done() covers both directions.
-    if (wire.received < sizeof(Envelope) || wire.sent < sizeof(Envelope)) return std::nullopt;
-    return wire.theirs;
+    if (wire.received < sizeof(Envelope) || wire.sent < sizeof(Envelope)) return nullptr;
+    return &wire.theirs;
 }
 
 bool RollCall::progress() {
     bool moved = !wires_.empty() && send_some();
     for (size_t i = 0; i < absent_.size();) {
         const int peer = absent_[i];
-        const auto theirs = arrival(peer);
-        if (!theirs) {
+        const Call* theirs = arrival(peer);
+        if (theirs == nullptr) {
             ++i;
             continue;
         }
@@ -112,20 +106,33 @@ bool RollCall::progress() {
     return moved;
 }
 
-void RollCall::compare(int peer, const Envelope& theirs) {
-    const bool same = mine_.sequence == theirs.sequence && mine_.kind == theirs.kind &&
-                      mine_.dtype == theirs.dtype && mine_.op == theirs.op &&
-                      mine_.root == theirs.root && mine_.spare[0] == theirs.spare[0] &&
-                      mine_.counts_hash == theirs.counts_hash &&
+void RollCall::fail(int rank, const Call& mine, int peer, const Call& theirs,
+                    const std::string& detail) const {
+    const std::string text =
+        concat("rank ", rank, " called ", to_string(mine, mine_.sequence), " but rank ", peer,
+               " called ", to_string(theirs, sequence_of(peer)), detail,
+               "; every rank must make the same calls in the same order with matching arguments");
+    throw Error(ErrorCode::mismatch, text, {peer});
+}
+
+void RollCall::compare(int peer, const Call& theirs) {
+    const bool same = mine_.kind == theirs.kind && mine_.dtype == theirs.dtype &&
+                      mine_.op == theirs.op && mine_.root == theirs.root &&
+                      mine_.rows == theirs.rows && mine_.counts_hash == theirs.counts_hash &&
                       (is_plain_scatter(mine_) || mine_.count == theirs.count);
-    if (!same) fail_mismatch(transport_.rank(), mine_, peer, theirs, "");
-    if (mine_.algorithm != theirs.algorithm) {
-        fail_mismatch(transport_.rank(), mine_, peer, theirs,
-                      concat(", with the algorithms ",
-                             algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
-                             algorithm_name(static_cast<Algorithm>(theirs.algorithm))));
+    if (!same || sequence_of(peer) != mine_.sequence) {
+        fail(transport_.rank(), mine_, peer, theirs, "");
     }
-    if (!is_plain_scatter(mine_)) return;
+    if (mine_.algorithm != theirs.algorithm) {
+        fail(transport_.rank(), mine_, peer, theirs,
+             concat(", with the algorithms ",
+                    algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
+                    algorithm_name(static_cast<Algorithm>(theirs.algorithm))));
+    }
+    if (is_plain_scatter(mine_)) compare_scatter(peer, theirs);
+}
+
+void RollCall::compare_scatter(int peer, const Call& theirs) {
     scatter_parts_[static_cast<size_t>(peer)] = theirs;
     scatter_parts_[static_cast<size_t>(transport_.rank())] = mine_;
     const auto& root = scatter_parts_[static_cast<size_t>(mine_.root)];
@@ -134,10 +141,16 @@ void RollCall::compare(int peer, const Envelope& theirs) {
         if (!part || rank == mine_.root) continue;
         const int64_t rows = slice_count(root->count, transport_.size(), rank);
         if (part->count != rows) {
-            fail_mismatch(mine_.root, *root, rank, *part,
-                          concat(", and the part of rank ", rank, " is ", rows, " rows"));
+            fail(mine_.root, *root, rank, *part,
+                 concat(", and the part of rank ", rank, " is ", rows, " rows"));
         }
     }
+}
+
+// Over wires the numbers are compared, too; on the board only lines of this number are looked at.
+uint64_t RollCall::sequence_of(int peer) const {
+    if (wires_.empty() || peer == transport_.rank()) return mine_.sequence;
+    return wires_[static_cast<size_t>(peer)].theirs.sequence;
 }
 
 }  // namespace pycomm

@@ -14,11 +14,12 @@
 namespace pycomm {
 
 // "all_reduce #5 (float32, 1000 elements, sum)".
-std::string to_string(const Envelope& envelope);
+std::string to_string(const Call& call, uint64_t sequence);
 
 class RollCall {
   public:
-    RollCall(Transport& transport, const Envelope& mine);
+    // `parcel` travels beside the envelope where there is a board.
+    RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel = {});
 
     // Returns whether anything moved; throws MismatchError.
     bool progress();
@@ -34,15 +35,19 @@ class RollCall {
     };
 
     bool send_some();
-    std::optional<Envelope> arrival(int peer);
-    void compare(int peer, const Envelope& theirs);
+    const Call* arrival(int peer);
+    void compare(int peer, const Call& theirs);
+    void compare_scatter(int peer, const Call& theirs);
+    uint64_t sequence_of(int peer) const;
+    [[noreturn]] void fail(int rank, const Call& mine, int peer, const Call& theirs,
+                           const std::string& detail) const;
 
     Transport& transport_;
     Envelope mine_;
     std::vector<int> absent_;
     std::vector<Wire> wires_;
     // A scatter's root knows the whole, the others their part; compared once the root's is here.
-    std::vector<std::optional<Envelope>> scatter_parts_;
+    std::vector<std::optional<Call>> scatter_parts_;
 };
 
 }  // namespace pycomm

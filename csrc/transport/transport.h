@@ -7,6 +7,7 @@
 // fault() may be called from other threads.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -61,30 +62,86 @@ class Channel {
     static constexpr size_t min_view = 16;
 };
 
-// What every operation says about itself, compared between ranks before data moves.
-struct Envelope {
-    uint64_t sequence = 0;  // number of the collective on this communicator, from 1
-    int64_t count = 0;      // elements
+// Where the other ranks find what a rank gives to a collective, or may write its result.
+enum class Where : uint8_t {
+    nowhere,  // it gives nothing, or takes nothing
+    line,     // in the parcel of its board line
+    slot,     // in its slot of the board
+    mapped,   // in memory that all ranks have mapped, at the place in the parcel
+    hidden,   // in memory of its own
+};
+
+// What a rank called, compared between ranks before data moves.
+struct Call {
+    int64_t count = 0;  // elements
     int32_t root = -1;
     uint32_t counts_hash = 0;  // of per-rank counts, 0 when there are none
     uint8_t kind = 0;          // OpKind
     uint8_t dtype = 0;         // DataType
     uint8_t op = 0;            // ReduceOp
     uint8_t algorithm = 0;     // Algorithm
-    uint8_t spare[4] = {};
+    uint8_t rows = 0;          // what count and counts_hash mean where counts follow from rows
+    // Not compared: ranks keep their arrays where they like.
+    Where input_at = Where::nowhere;
+    Where output_at = Where::nowhere;
+    uint8_t in_place = 0;  // the output is (part of) the input
+};
+static_assert(sizeof(Call) == 24);
+
+// A call and its number.
+struct Envelope : Call {
+    uint64_t sequence = 0;  // number of the collective on this communicator, from 1
 };
 static_assert(sizeof(Envelope) == 32);
 
-// Mapped memory in which every rank posts its envelope and sees all others'.
+// Where peers find memory of a rank: understood by Transport::peer_memory.
+struct MappedPlace {
+    uint32_t window;
+    uint64_t offset;
+};
+
+// What travels in the same cache line as the envelope: a short input, or the places of buffers.
+union Parcel {
+    struct {
+        MappedPlace input;
+        MappedPlace output;
+    } places;
+    std::byte bytes[32];
+};
+static_assert(sizeof(Parcel) == 32);
+
+// Mapped memory in which every rank posts its envelope and sees all others', with room for small
+// inputs beside it.
+//
+// Lines and slots are used in turn by odd and even operations. That is safe because no rank starts
+// operation s before all have posted s - 1, and a rank that has posted s - 1 has done with s - 2.
 class Board {
   public:
     virtual ~Board() = default;
-    // Publishes `envelope` as this rank's line; overwrites the line of sequence - 2, which is safe
-    // since no rank starts operation s before all have posted s - 1.
-    virtual void post(const Envelope& envelope) = 0;
-    // The envelope of `peer` for operation `sequence`, or nothing when it has not arrived there
-    // yet.
-    virtual std::optional<Envelope> read(int peer, uint64_t sequence) const = 0;
+    // Memory for the input of `rank` in operation `sequence`. Written by that rank before it posts,
+    // read by the others after.
+    virtual std::byte* slot(int rank, uint64_t sequence) = 0;
+    virtual size_t slot_bytes() const = 0;
+    // Publishes `envelope`, `parcel` and the own slot.
+    virtual void post(const Envelope& envelope, const Parcel& parcel) = 0;
+    virtual bool arrived(int peer, uint64_t sequence) const = 0;
+    // Of a peer that has arrived, or of the own rank.
+    virtual const Call& call(int peer, uint64_t sequence) const = 0;
+    virtual const Parcel& parcel(int peer, uint64_t sequence) const = 0;
+
+    // The closing of an operation that works on mapped memory: this rank has done its share of
+    // `sequence` and will not touch memory of others for it any more.
+    virtual void post_finished(uint64_t sequence) = 0;
+    virtual bool finished(int peer, uint64_t sequence) const = 0;
+    // Counts the pieces of an operation that the ranks take from each other; 0 when it starts.
+    virtual std::atomic<uint64_t>& claims(uint64_t sequence) = 0;
+
+    // Between enter and leave this rank may touch memory that peers have offered: briefly. False
+    // when one of them takes it back, which it does when its operation fails. withdraw does that,
+    // and waits until nobody is inside any more; not for a rank that is stopped or dead, though.
+    virtual bool enter() = 0;
+    virtual void leave() = 0;
+    virtual void withdraw() = 0;
 };
 
 // Why a communicator is broken; the first one posted wins and reaches every rank.
@@ -104,6 +161,14 @@ class Transport {
     virtual Channel& channel(int peer, Stream stream) = 0;  // peer != rank()
     // Null when ranks do not share memory.
     virtual Board* board() { return nullptr; }
+    // Where peers find [data, data + bytes), when all of it is in memory that they have mapped.
+    virtual std::optional<MappedPlace> locate(const void* /*data*/, size_t /*bytes*/) const {
+        return std::nullopt;
+    }
+    // Where this rank has mapped what `peer` has located.
+    virtual std::byte* peer_memory(int /*peer*/, const MappedPlace& /*place*/) const {
+        return nullptr;
+    }
     // A new zeroed region of `bytes` bytes, mapped by all ranks; null when they cannot share
     // memory. Collective over `bootstrap`. Throws TransportError on every rank when it cannot be
     // had.

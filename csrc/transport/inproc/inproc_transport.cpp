@@ -53,9 +53,16 @@ class InprocTransport final : public MappedTransport {
   public:
     InprocTransport(int rank, const Layout& layout, std::shared_ptr<Region> region)
         : MappedTransport(rank, layout, region->data()), region_(std::move(region)) {}
-    ~InprocTransport() override { leave(); }
+    ~InprocTransport() override { leave_group(); }
 
     const char* name() const override { return "inproc"; }
+    // Threads share all their memory.
+    std::optional<MappedPlace> locate(const void* data, size_t /*bytes*/) const override {
+        return MappedPlace{0, reinterpret_cast<uintptr_t>(data)};
+    }
+    std::byte* peer_memory(int /*peer*/, const MappedPlace& place) const override {
+        return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(place.offset));
+    }
     std::shared_ptr<Region> make_region(Bootstrap& bootstrap, size_t bytes,
                                         const Deadline& deadline) override {
         return share_region(bootstrap, bytes, deadline);

@@ -1,6 +1,7 @@
 // What lies where in the memory that the ranks of a node share.
 //
-//   fault record | one Doorbell per rank | two board lines per rank | rings
+//   fault record | one Doorbell per rank | one ProgressLine per rank | two ClaimLines |
+//   two board lines per rank, each followed by its slot | rings
 //
 // For every ordered pair of ranks and every Stream there is one ring: a RingControl followed by
 // `ring_bytes` bytes of data. Everything is addressed by offset, since each process maps the region
@@ -46,9 +47,22 @@ struct alignas(cache_line) Doorbell {
 // An envelope and its arrival flag in one cache line. The flag is the operation's sequence number.
 struct alignas(cache_line) BoardLine {
     std::atomic<uint64_t> arrived;
-    Envelope envelope;
+    Call call;
+    Parcel parcel;
 };
 static_assert(sizeof(BoardLine) == cache_line);
+
+// How far one rank is in operations that work on mapped memory; written by it alone.
+struct alignas(cache_line) ProgressLine {
+    std::atomic<uint64_t> finished;   // sequence number of the last one it has done its share of
+    std::atomic<uint32_t> inside;     // it is touching memory of others
+    std::atomic<uint32_t> withdrawn;  // its memory must not be touched any more
+};
+
+// Pieces of one operation that were taken; rank 0 sets it back.
+struct alignas(cache_line) ClaimLine {
+    std::atomic<uint64_t> taken;
+};
 
 // Byte positions since the beginning; position modulo ring_bytes is the place in the ring. The
 // sender owns `head`, the receiver owns `tail`; each has its own cache line.
@@ -59,21 +73,33 @@ struct RingControl {
 
 class Layout {
   public:
-    // At most `buffer_bytes` of ring data per rank; the largest power of two that fits, but no more
-    // than a 32nd of it per ring, because small rings stay in the cache.
+    // At most `buffer_bytes` of slots and ring data per rank. A slot is a 256th of it. A ring is
+    // the largest power of two that fits, but no more than a 32nd of it, because small rings stay
+    // in the cache.
     Layout(int size, int64_t buffer_bytes);
 
     int size() const { return size_; }
     size_t ring_bytes() const { return ring_bytes_; }
+    size_t slot_bytes() const { return slot_bytes_; }
     size_t total_bytes() const { return total_bytes_; }
 
     FaultRecord& fault(std::byte* base) const { return *reinterpret_cast<FaultRecord*>(base); }
     Doorbell& doorbell(std::byte* base, int rank) const {
         return reinterpret_cast<Doorbell*>(base + doorbells_)[rank];
     }
+    ProgressLine& progress_line(std::byte* base, int rank) const {
+        return reinterpret_cast<ProgressLine*>(base + progress_)[rank];
+    }
+    ClaimLine& claim_line(std::byte* base, uint64_t sequence) const {
+        return reinterpret_cast<ClaimLine*>(base + claims_)[sequence & 1];
+    }
     BoardLine& board_line(std::byte* base, int rank, uint64_t sequence) const {
-        return reinterpret_cast<BoardLine*>(base +
-                                            board_)[2 * rank + static_cast<int>(sequence & 1)];
+        const size_t index = 2 * static_cast<size_t>(rank) + (sequence & 1);
+        return *reinterpret_cast<BoardLine*>(base + board_ +
+                                             index * (sizeof(BoardLine) + slot_bytes_));
+    }
+    std::byte* slot(std::byte* base, int rank, uint64_t sequence) const {
+        return reinterpret_cast<std::byte*>(&board_line(base, rank, sequence)) + sizeof(BoardLine);
     }
     RingControl& ring(std::byte* base, int from, int to, Stream stream) const;
     std::byte* ring_data(RingControl& control) const {
@@ -82,8 +108,11 @@ class Layout {
 
   private:
     int size_;
+    size_t slot_bytes_;
     size_t ring_bytes_;
     size_t doorbells_;
+    size_t progress_;
+    size_t claims_;
     size_t board_;
     size_t rings_;
     size_t total_bytes_;

@@ -1,6 +1,8 @@
 // Board, doorbells and fault record in mapped memory.
 #include "transport/mapped/mapped_transport.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +14,8 @@ namespace {
 constexpr int max_traced = 64;  // bits of Doorbell::waiting_for
 // A rank that waits says so about every 50 ms. One that has not for this long is stopped or busy.
 constexpr int64_t stale_nanoseconds = 500'000'000;
+// Seconds. A visit to a peer's memory takes some tens of microseconds when nobody stops it.
+constexpr double longest_inside = 2.0;
 
 int64_t steady_nanoseconds() {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -65,19 +69,78 @@ void MappedTransport::wake() {
     wake_rank(rank_, false);
 }
 
-void MappedTransport::post(const Envelope& envelope) {
-    BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
-    line.envelope = envelope;
-    line.arrived.store(envelope.sequence, std::memory_order_seq_cst);
+void MappedTransport::wake_sleepers() {
     for (int peer = 0; peer < size(); ++peer) {
         if (peer != rank_) wake_rank(peer, true);
     }
 }
 
-std::optional<Envelope> MappedTransport::read(int peer, uint64_t sequence) const {
+std::byte* MappedTransport::slot(int rank, uint64_t sequence) {
+    return layout_.slot(base_, rank, sequence);
+}
+
+void MappedTransport::post(const Envelope& envelope, const Parcel& parcel) {
+    BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
+    line.call = envelope;
+    line.parcel = parcel;
+    line.arrived.store(envelope.sequence, std::memory_order_seq_cst);
+    wake_sleepers();
+}
+
+bool MappedTransport::arrived(int peer, uint64_t sequence) const {
     const BoardLine& line = layout_.board_line(base_, peer, sequence);
-    if (line.arrived.load(std::memory_order_seq_cst) != sequence) return std::nullopt;
-    return line.envelope;
+    return line.arrived.load(std::memory_order_seq_cst) == sequence;
+}
+
+const Call& MappedTransport::call(int peer, uint64_t sequence) const {
+    return layout_.board_line(base_, peer, sequence).call;
+}
+
+const Parcel& MappedTransport::parcel(int peer, uint64_t sequence) const {
+    return layout_.board_line(base_, peer, sequence).parcel;
+}
+
+void MappedTransport::post_finished(uint64_t sequence) {
+    layout_.progress_line(base_, rank_).finished.store(sequence, std::memory_order_seq_cst);
+    wake_sleepers();
+}
+
+bool MappedTransport::finished(int peer, uint64_t sequence) const {
+    return layout_.progress_line(base_, peer).finished.load(std::memory_order_seq_cst) >= sequence;
+}
+
+std::atomic<uint64_t>& MappedTransport::claims(uint64_t sequence) {
+    return layout_.claim_line(base_, sequence).taken;
+}
+
+// Either a rank that enters sees that a peer has withdrawn, or the peer sees that it is inside.
+bool MappedTransport::enter() {
+    ProgressLine& own = layout_.progress_line(base_, rank_);
+    own.inside.store(1, std::memory_order_seq_cst);
+    for (int peer = 0; peer < size(); ++peer) {
+        if (layout_.progress_line(base_, peer).withdrawn.load(std::memory_order_seq_cst) == 0) {
+            continue;
+        }
+        own.inside.store(0, std::memory_order_seq_cst);
+        return false;
+    }
+    return true;
+}
+
+void MappedTransport::leave() {
+    layout_.progress_line(base_, rank_).inside.store(0, std::memory_order_seq_cst);
+}
+
+void MappedTransport::withdraw() {
+    layout_.progress_line(base_, rank_).withdrawn.store(1, std::memory_order_seq_cst);
+    const Deadline limit = Deadline::after(longest_inside);
+    for (int peer = 0; peer < size(); ++peer) {
+        const auto& inside = layout_.progress_line(base_, peer).inside;
+        while (peer != rank_ && inside.load(std::memory_order_seq_cst) != 0) {
+            if (limit.expired() || !alive(peer)) break;
+            sched_yield();
+        }
+    }
 }
 
 void MappedTransport::post_waiting(const std::vector<int>& peers) {
@@ -115,11 +178,9 @@ bool MappedTransport::alive(int peer) {
     return layout_.doorbell(base_, peer).closed.load(std::memory_order_seq_cst) == 0;
 }
 
-void MappedTransport::leave() {
+void MappedTransport::leave_group() {
     layout_.doorbell(base_, rank_).closed.store(1, std::memory_order_seq_cst);
-    for (int peer = 0; peer < size(); ++peer) {
-        if (peer != rank_) wake_rank(peer, true);
-    }
+    wake_sleepers();
 }
 
 void MappedTransport::post_fault(const Fault& fault) {

@@ -34,11 +34,22 @@ class MappedTransport : public Transport, private Board {
 
   protected:
     // Tells the peers that this rank has left; called once, before the memory is unmapped.
-    void leave();
+    void leave_group();
 
   private:
-    void post(const Envelope& envelope) override;
-    std::optional<Envelope> read(int peer, uint64_t sequence) const override;
+    std::byte* slot(int rank, uint64_t sequence) override;
+    size_t slot_bytes() const override { return layout_.slot_bytes(); }
+    void post(const Envelope& envelope, const Parcel& parcel) override;
+    bool arrived(int peer, uint64_t sequence) const override;
+    const Call& call(int peer, uint64_t sequence) const override;
+    const Parcel& parcel(int peer, uint64_t sequence) const override;
+    void post_finished(uint64_t sequence) override;
+    bool finished(int peer, uint64_t sequence) const override;
+    std::atomic<uint64_t>& claims(uint64_t sequence) override;
+    bool enter() override;
+    void leave() override;
+    void withdraw() override;
+    void wake_sleepers();
     void wake_rank(int rank, bool only_if_sleeping);
 
     int rank_;

@@ -56,7 +56,7 @@ class ShmTransport final : public MappedTransport {
           watches_(std::move(watches)) {}
     ~ShmTransport() override {
         // In a child of fork the rank is still the parent's.
-        if (getpid() == owner_) leave();
+        if (getpid() == owner_) leave_group();
     }
 
     const char* name() const override { return "shm"; }

@@ -89,7 +89,14 @@ TEST_CASE("forced choices") {
     CHECK(chosen(OpKind::reduce, 1, 4, forced) == Algorithm::tree);
     CHECK(chosen(OpKind::barrier, 0, 4, forced) == Algorithm::direct);
     CHECK(chosen(OpKind::all_gather, 1, 4, forced) == Algorithm::pairwise);
-    // Every algorithm of the table can be named.
+    CHECK(forced_algorithm(OpKind::all_reduce, forced) == Algorithm::ring);
+    CHECK(forced_algorithm(OpKind::gather, forced) == Algorithm::automatic);
+    CHECK(forced_algorithm(OpKind::gather, "") == Algorithm::automatic);
+    // Every algorithm of the table can be named, and the way over mapped memory.
+    for (const OpKind kind : kinds) {
+        const std::string text = concat(kind_name(kind), ":direct");
+        CHECK(forced_algorithm(kind, text) == Algorithm::direct);
+    }
     for (const OpKind kind : kinds) {
         for (const Algorithm algorithm : algorithms_for(kind)) {
             const std::string text = concat(kind_name(kind), ":", algorithm_name(algorithm));
@@ -108,17 +115,16 @@ TEST_CASE("forced choices that are refused") {
         CHECK(contains(text, "PYCOMM_ALGO is '" + forced + "'"));
         return text;
     };
-    const std::string known = "all_reduce (pairwise, ring, recursive_doubling, auto)";
+    const std::string known = "all_reduce (pairwise, ring, recursive_doubling, direct, auto)";
     for (const char* forced :
-         {"ring", "allreduce:ring", "all_reduce:rng", "all_reduce:tree", "broadcast:direct",
-          "all_reduce:direct", ",", "all_reduce:ring,", "all_reduce:", ":ring",
-          "all_reduce:ring:ring", "send:linear", "all_reduce:RING"}) {
+         {"ring", "allreduce:ring", "all_reduce:rng", "all_reduce:tree", ",", "all_reduce:ring,",
+          "all_reduce:", ":ring", "all_reduce:ring:ring", "send:linear", "all_reduce:RING"}) {
         const std::string text = error(forced);
         CHECK(contains(text, known));
         CHECK(contains(text, "barrier (dissemination, direct, auto)"));
     }
     CHECK(contains(error("allreduce:ring"), "unknown operation 'allreduce'"));
-    CHECK(contains(error("broadcast:direct"), "broadcast has no algorithm 'direct'"));
+    CHECK(contains(error("broadcast:ring"), "broadcast has no algorithm 'ring'"));
     CHECK(contains(error("all_reduce:ring,all_reduce:pairwise"), "all_reduce twice"));
 }
 

@@ -262,36 +262,112 @@ TEST_CASE("contract: an idle rank sleeps, with unread messages of others too") {
     });
 }
 
-TEST_CASE("contract: the board shows this and the previous envelope") {
+TEST_CASE("contract: the board shows this and the previous call, with parcel and slot") {
     run_everywhere(contract_kind(), 3, [](Transport& transport) {
         Board* board = transport.board();
         if (board == nullptr) return;
+        const auto byte_of = [](int rank, uint64_t sequence) {
+            return static_cast<int>((sequence * 31 + static_cast<uint64_t>(rank) * 7) % 251);
+        };
+        expect(board->slot_bytes() >= 256, "slots of ", board->slot_bytes(), " bytes");
+        const auto shows = [&](int peer, uint64_t sequence) {
+            const Call& call = board->call(peer, sequence);
+            expect(call.root == peer && call.kind == sequence % 7 &&
+                       call.count == static_cast<int64_t>(sequence) * 10 + peer,
+                   "rank ", peer, " posted something else for ", sequence);
+            const auto byte = static_cast<std::byte>(byte_of(peer, sequence));
+            for (const std::byte have : board->parcel(peer, sequence).bytes) {
+                expect(have == byte, "the parcel of rank ", peer, " for ", sequence);
+            }
+            const std::byte* slot = board->slot(peer, sequence);
+            for (size_t i = 0; i < board->slot_bytes(); ++i) {
+                expect(slot[i] == byte, "the slot of rank ", peer, " for ", sequence);
+            }
+        };
         for (uint64_t sequence = 1; sequence <= 300; ++sequence) {
             Envelope mine;
             mine.sequence = sequence;
             mine.count = static_cast<int64_t>(sequence) * 10 + transport.rank();
             mine.root = transport.rank();
             mine.kind = static_cast<uint8_t>(sequence % 7);
-            board->post(mine);
+            const int byte = byte_of(transport.rank(), sequence);
+            Parcel parcel;
+            std::memset(parcel.bytes, byte, sizeof(parcel.bytes));
+            std::memset(board->slot(transport.rank(), sequence), byte, board->slot_bytes());
+            board->post(mine, parcel);
             for (int peer = 0; peer < transport.size(); ++peer) {
-                if (peer == transport.rank()) continue;
-                std::optional<Envelope> theirs;
-                wait_until(transport, "an envelope", [&] {
-                    theirs = board->read(peer, sequence);
-                    return theirs.has_value();
-                });
-                expect(theirs->sequence == sequence && theirs->root == peer &&
-                           theirs->count == static_cast<int64_t>(sequence) * 10 + peer &&
-                           theirs->kind == sequence % 7,
-                       "rank ", peer, " posted something else for ", sequence);
-                expect(!board->read(peer, sequence + 2), "an envelope from the future");
+                wait_until(transport, "a call", [&] { return board->arrived(peer, sequence); });
+                shows(peer, sequence);
+                expect(!board->arrived(peer, sequence + 2), "a call from the future");
             }
             for (int peer = 0; peer < transport.size(); ++peer) {
-                if (peer == transport.rank()) continue;
-                expect(board->read(peer, sequence).has_value(), "an envelope vanished too early");
+                expect(board->arrived(peer, sequence), "a call vanished too early");
+                shows(peer, sequence);
             }
         }
         all_pairs(transport, {1});
+    });
+}
+
+TEST_CASE("contract: pieces are claimed once, and finishing is seen by all") {
+    run_everywhere(contract_kind(), 3, [](Transport& transport) {
+        Board* board = transport.board();
+        if (board == nullptr) return;
+        constexpr uint64_t pieces = 1000;
+        for (uint64_t sequence = 1; sequence <= 20; ++sequence) {
+            Envelope mine;
+            mine.sequence = sequence;
+            // The slot takes what this rank claimed; all claims together are 0 to pieces - 1.
+            auto* sums = reinterpret_cast<uint64_t*>(board->slot(transport.rank(), sequence));
+            sums[0] = sums[1] = 0;
+            board->post(mine, {});
+            for (int peer = 0; peer < transport.size(); ++peer) {
+                wait_until(transport, "a call", [&] { return board->arrived(peer, sequence); });
+            }
+            while (true) {
+                const uint64_t piece = board->claims(sequence).fetch_add(1);
+                if (piece >= pieces) break;
+                sums[0] += 1;
+                sums[1] += piece;
+            }
+            expect(!board->finished(transport.rank(), sequence), "finished too early");
+            board->post_finished(sequence);
+            uint64_t count = 0;
+            uint64_t sum = 0;
+            for (int peer = 0; peer < transport.size(); ++peer) {
+                wait_until(transport, "the end", [&] { return board->finished(peer, sequence); });
+                const auto* theirs = reinterpret_cast<const uint64_t*>(board->slot(peer, sequence));
+                count += theirs[0];
+                sum += theirs[1];
+            }
+            expect(count == pieces && sum == pieces * (pieces - 1) / 2, "claimed ", count,
+                   " pieces with the sum ", sum);
+            if (transport.rank() == 0) board->claims(sequence).store(0);
+        }
+    });
+}
+
+TEST_CASE("contract: nobody enters memory that was withdrawn") {
+    run_everywhere(contract_kind(), 2, [](Transport& transport) {
+        Board* board = transport.board();
+        if (board == nullptr) return;
+        Envelope mine;
+        mine.sequence = 1;
+        if (transport.rank() == 0) {
+            expect(board->enter(), "refused before anything was withdrawn");
+            board->post(mine, {});
+            // Rank 1 withdraws as soon as it sees that; it has to wait for us.
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            *board->slot(0, 1) = std::byte{1};
+            board->leave();
+            wait_until(transport, "the withdrawal", [&] { return board->finished(1, 1); });
+            expect(!board->enter(), "entered memory that was withdrawn");
+        } else {
+            wait_until(transport, "rank 0", [&] { return board->arrived(0, 1); });
+            board->withdraw();
+            expect(*board->slot(0, 1) == std::byte{1}, "did not wait for the rank inside");
+            board->post_finished(1);
+        }
     });
 }
 

@@ -1,0 +1,129 @@
+// Collectives on mapped memory: every rank reads what it needs where the others keep it.
+//
+// With its envelope a rank says where its input lies: a short one in the board line itself, a small
+// one copied to its slot of the board, a large one in memory that all have mapped. When all ranks
+// have arrived, all inputs are there, so there is nothing more to send:
+//
+//   one shot     every input is in a line or slot. Each rank computes its whole result. Nobody
+//                waits again: lines and slots are used in turn (transport.h, Board).
+//   shared       some input is a caller's array in mapped memory. Results are computed or copied
+//                straight from array to array; then the ranks wait until all are done, since the
+//                arrays go back to their owners. Reductions to one or all ranks are split by
+//                slices, each computed once and written to every rank that wants it; long ones in
+//                pieces that ranks take as they are free, so a rank without a core holds up nobody.
+//   none         some input is in private memory: the caller runs a schedule instead.
+//
+// All ranks choose alike, since all see all lines. A sum is the tree of reduce.h over ranks
+// whatever the way, the piece and the rank that computes it.
+//
+// One-shot: one arrival, (p - 1) n bytes read per rank. Shared all-reduce: two arrivals, n bytes
+// read and n written per rank.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/types.h"
+#include "transport/transport.h"
+
+namespace pycomm {
+
+// One collective as the calling rank sees it. Buffers are as in algorithms.h, and overlap only when
+// in_place; the counts must outlive the runner.
+struct DirectCall {
+    OpKind kind = OpKind::none;
+    ReduceOp op = ReduceOp::none;
+    int root = 0;
+    uint64_t sequence = 0;
+    Buffer input;
+    Buffer output;
+    bool in_place = false;
+    // Elements per rank of reduce_scatter, all_gather, gather and scatter; for all_to_all what goes
+    // to each rank.
+    std::span<const int64_t> counts;
+    // Scatter away from the root: where the own part begins in the root's input.
+    int64_t first = 0;
+    // all_to_all: what comes from each rank.
+    std::span<const int64_t> recv_counts;
+    // all_to_all: the ranks' counts differ, so each says its own at the start of its slot.
+    bool tells_counts = false;
+
+    // Bytes of such counts, in front of the data.
+    size_t told_bytes(int size) const {
+        return tells_counts ? (static_cast<size_t>(size) * sizeof(int64_t) + 63) / 64 * 64 : 0;
+    }
+};
+
+// Copies what fits to the own slot or `parcel`, and says in `envelope` where the input is and
+// whether peers can write the output.
+void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope, Parcel& parcel);
+
+enum class Route : uint8_t { none, one_shot, shared };
+
+// The way that all ranks take, once all have arrived.
+Route choose_route(Transport& transport, const DirectCall& call);
+
+// all_to_all with tells_counts: how many elements `peer` sends to `rank`, once it has arrived.
+int64_t told_count(Transport& transport, const DirectCall& call, int peer, int rank);
+
+// Carries out a call whose ranks have all arrived.
+class DirectRunner {
+  public:
+    DirectRunner(Transport& transport, const DirectCall& call, Route route);
+
+    // Works for some ten microseconds at most; returns whether anything moved.
+    bool progress();
+    bool done() const { return stage_ == Stage::done; }
+    // The ranks that have not finished their share.
+    std::vector<int> waiting_on() const;
+
+  private:
+    enum class Stage : uint8_t { working, closing, done };
+
+    struct Copy {
+        std::byte* to;
+        const std::byte* from;
+        size_t bytes;
+    };
+
+    const std::byte* source(int peer);
+    std::byte* target(int peer);
+    bool writable(int peer);
+    void plan_reduction();
+    void split_reduction();
+    void plan_copies();
+    void copy_from(int peer, size_t from_element, size_t to_element, int64_t count);
+    void work_copies();
+    void work_reduction();
+    void reduce_piece(int64_t begin, int64_t end);
+    void enter_closing();
+    bool close();
+
+    Transport& transport_;
+    Board& board_;
+    DirectCall call_;
+    const bool shared_;
+    const int rank_;
+    const int size_;
+    const size_t element_;
+    Stage stage_ = Stage::working;
+    int closing_peer_ = 0;
+
+    // A reduction: sources in rank order, the copies of the result, and the elements of this rank.
+    bool reduces_ = false;
+    bool streams_ = false;  // past the caches
+    bool claims_ = false;   // pieces are taken as ranks are free, until all are
+    std::vector<const void*> sources_;
+    std::vector<const void*> at_;  // the same at the current piece
+    std::vector<std::byte*> targets_;
+    int64_t piece_ = 0;
+    int64_t begin_ = 0;
+    int64_t end_ = 0;
+
+    std::vector<Copy> copies_;
+    size_t next_copy_ = 0;
+};
+
+}  // namespace pycomm

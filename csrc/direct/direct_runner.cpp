@@ -1,0 +1,252 @@
+// The work of one rank in a collective on mapped memory.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "direct/direct.h"
+#include "reduce/reduce.h"
+#include "transport/mapped/stream_copy.h"
+
+namespace pycomm {
+namespace {
+
+// Bytes of a result that a rank computes before it looks at anything else.
+constexpr size_t piece_bytes = 128 << 10;
+// Results of at least this are written past the caches.
+constexpr size_t smallest_stream = 16 << 20;
+// From here on ranks take pieces as they are free, instead of a slice each that stays in the cache.
+constexpr size_t smallest_claimed = 1 << 20;
+constexpr size_t scratch_bytes = 4 << 10;
+
+size_t offset_of(std::span<const int64_t> counts, int rank) {
+    return static_cast<size_t>(std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0}));
+}
+
+}  // namespace
+
+DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route route)
+    : transport_(transport),
+      board_(*transport.board()),
+      call_(call),
+      shared_(route == Route::shared),
+      rank_(transport.rank()),
+      size_(transport.size()),
+      element_(dtype_size(call.input.dtype)) {
+    streams_ = call.output.bytes() >= smallest_stream;
+    switch (call.kind) {
+        case OpKind::all_reduce:
+        case OpKind::reduce:
+        case OpKind::reduce_scatter:
+            plan_reduction();
+            break;
+        default:
+            plan_copies();
+            break;
+    }
+    if (!claims_ && begin_ == end_ && copies_.empty()) enter_closing();
+}
+
+// Where this rank finds the input of `peer`.
+const std::byte* DirectRunner::source(int peer) {
+    if (peer == rank_) return static_cast<const std::byte*>(call_.input.data);
+    const Parcel& parcel = board_.parcel(peer, call_.sequence);
+    switch (board_.call(peer, call_.sequence).input_at) {
+        case Where::line:
+            return parcel.bytes;
+        case Where::slot:
+            return board_.slot(peer, call_.sequence) + call_.told_bytes(size_);
+        case Where::mapped:
+            return transport_.peer_memory(peer, parcel.places.input);
+        default:
+            return nullptr;
+    }
+}
+
+bool DirectRunner::writable(int peer) {
+    return board_.call(peer, call_.sequence).output_at == Where::mapped;
+}
+
+std::byte* DirectRunner::target(int peer) {
+    if (peer == rank_) return static_cast<std::byte*>(call_.output.data);
+    return transport_.peer_memory(peer, board_.parcel(peer, call_.sequence).places.output);
+}
+
+void DirectRunner::plan_reduction() {
+    reduces_ = true;
+    const bool scatters = call_.kind == OpKind::reduce_scatter;
+    const size_t first = scatters ? offset_of(call_.counts, rank_) * element_ : 0;
+    for (int rank = 0; rank < size_; ++rank) sources_.push_back(source(rank) + first);
+    at_.resize(sources_.size());
+    end_ = scatters ? call_.output.count : call_.input.count;
+    piece_ = std::max<int64_t>(1, static_cast<int64_t>(piece_bytes / element_));
+
+    bool split = shared_ && end_ > 0 && !scatters;
+    if (call_.kind == OpKind::reduce) {
+        split = split && writable(call_.root);
+        if (!split && rank_ != call_.root) end_ = 0;
+        targets_.push_back(split ? target(call_.root) : static_cast<std::byte*>(call_.output.data));
+    } else {
+        for (int rank = 0; split && rank < size_; ++rank) split = writable(rank);
+        targets_.push_back(static_cast<std::byte*>(call_.output.data));
+        for (int rank = 0; split && rank < size_; ++rank) {
+            if (rank != rank_) targets_.push_back(target(rank));
+        }
+    }
+    if (split) split_reduction();
+}
+
+// Each element is computed by one rank.
+void DirectRunner::split_reduction() {
+    const int64_t count = call_.input.count;
+    const size_t bytes = call_.input.bytes();
+    streams_ = bytes >= smallest_stream;
+    claims_ = bytes >= smallest_claimed;
+    if (claims_) return;
+    // Slices in whole cache lines.
+    const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(64 / element_));
+    const int64_t units = (count + unit - 1) / unit;
+    begin_ = std::min(count, units * rank_ / size_ * unit);
+    end_ = std::min(count, units * (rank_ + 1) / size_ * unit);
+}
+
+void DirectRunner::copy_from(int peer, size_t from_element, size_t to_element, int64_t count) {
+    const std::byte* from = source(peer) + from_element * element_;
+    std::byte* to = static_cast<std::byte*>(call_.output.data) + to_element * element_;
+    if (count > 0 && from != to) {
+        copies_.push_back({to, from, static_cast<size_t>(count) * element_});
+    }
+}
+
+void DirectRunner::plan_copies() {
+    switch (call_.kind) {
+        case OpKind::broadcast:
+            if (rank_ != call_.root) copy_from(call_.root, 0, 0, call_.output.count);
+            break;
+        case OpKind::scatter:
+            copy_from(call_.root, static_cast<size_t>(call_.first), 0, call_.output.count);
+            break;
+        case OpKind::gather:
+        case OpKind::all_gather:
+            if (call_.kind == OpKind::gather && rank_ != call_.root) break;
+            // Beginning with the next rank, so that not all read from the same one at once.
+            for (int step = 0; step < size_; ++step) {
+                const int peer = (rank_ + step) % size_;
+                copy_from(peer, 0, offset_of(call_.counts, peer),
+                          call_.counts[static_cast<size_t>(peer)]);
+            }
+            break;
+        case OpKind::all_to_all:
+            for (int step = 0; step < size_; ++step) {
+                const int peer = (rank_ + step) % size_;
+                size_t from = offset_of(call_.counts, rank_);
+                if (call_.tells_counts && peer != rank_) {
+                    from = 0;
+                    for (int rank = 0; rank < rank_; ++rank) {
+                        from += static_cast<size_t>(told_count(transport_, call_, peer, rank));
+                    }
+                }
+                copy_from(peer, from, offset_of(call_.recv_counts, peer),
+                          call_.recv_counts[static_cast<size_t>(peer)]);
+            }
+            break;
+        default:
+            break;
+    }
+}
+
+bool DirectRunner::progress() {
+    bool moved = false;
+    if (stage_ == Stage::working) {
+        if (shared_ && !board_.enter()) return false;
+        reduces_ ? work_reduction() : work_copies();
+        if (shared_) board_.leave();
+        moved = true;
+    }
+    if (stage_ == Stage::closing) moved |= close();
+    return moved;
+}
+
+void DirectRunner::work_copies() {
+    size_t left = piece_bytes;
+    while (next_copy_ < copies_.size() && left > 0) {
+        Copy& copy = copies_[next_copy_];
+        const size_t bytes = std::min(copy.bytes, left);
+        if (streams_) {
+            stream_copy(copy.to, copy.from, bytes);
+        } else {
+            std::memcpy(copy.to, copy.from, bytes);
+        }
+        copy.to += bytes;
+        copy.from += bytes;
+        copy.bytes -= bytes;
+        left -= bytes;
+        if (copy.bytes == 0) ++next_copy_;
+    }
+    if (next_copy_ == copies_.size()) enter_closing();
+}
+
+void DirectRunner::work_reduction() {
+    if (claims_) {
+        const auto number = static_cast<int64_t>(
+            board_.claims(call_.sequence).fetch_add(1, std::memory_order_relaxed));
+        if (number >= (call_.input.count + piece_ - 1) / piece_) return enter_closing();
+        reduce_piece(number * piece_, std::min(call_.input.count, (number + 1) * piece_));
+        return;
+    }
+    const int64_t end = std::min(end_, begin_ + piece_);
+    reduce_piece(begin_, end);
+    begin_ = end;
+    if (begin_ == end_) enter_closing();
+}
+
+void DirectRunner::reduce_piece(int64_t begin, int64_t end) {
+    alignas(64) std::byte scratch[scratch_bytes];
+    const auto block = static_cast<int64_t>(streams_ ? scratch_bytes / element_ : piece_);
+    for (int64_t first = begin; first < end; first += block) {
+        const auto count = static_cast<size_t>(std::min(block, end - first));
+        const size_t offset = static_cast<size_t>(first) * element_;
+        for (size_t rank = 0; rank < sources_.size(); ++rank) {
+            at_[rank] = static_cast<const std::byte*>(sources_[rank]) + offset;
+        }
+        std::byte* result = streams_ ? scratch : targets_[0] + offset;
+        reduce(result, at_.data(), size_, count, call_.input.dtype, call_.op, size_);
+        for (size_t i = streams_ ? 0 : 1; i < targets_.size(); ++i) {
+            if (streams_) {
+                stream_copy(targets_[i] + offset, scratch, count * element_);
+            } else {
+                std::memcpy(targets_[i] + offset, result, count * element_);
+            }
+        }
+    }
+}
+
+void DirectRunner::enter_closing() {
+    if (!shared_) {
+        stage_ = Stage::done;
+        return;
+    }
+    board_.post_finished(call_.sequence);
+    stage_ = Stage::closing;
+}
+
+// Waits until nobody touches this rank's arrays any more.
+bool DirectRunner::close() {
+    const int before = closing_peer_;
+    while (closing_peer_ < size_ && board_.finished(closing_peer_, call_.sequence)) ++closing_peer_;
+    if (closing_peer_ == size_) {
+        if (claims_ && rank_ == 0)
+            board_.claims(call_.sequence).store(0, std::memory_order_relaxed);
+        stage_ = Stage::done;
+    }
+    return closing_peer_ > before;
+}
+
+std::vector<int> DirectRunner::waiting_on() const {
+    std::vector<int> peers;
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank_ && !board_.finished(peer, call_.sequence)) peers.push_back(peer);
+    }
+    return peers;
+}
+
+}  // namespace pycomm

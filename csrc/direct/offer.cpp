@@ -1,0 +1,112 @@
+// Where inputs and outputs are, and the way that follows from it.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "base/error.h"
+#include "direct/direct.h"
+
+namespace pycomm {
+namespace {
+
+// Above this an input that peers have mapped is read where it lies: then copying it costs more than
+// waiting for all ranks once more at the end.
+constexpr size_t largest_copied_bytes = 8 << 10;
+// Slots hold every input of a reduction, and every rank reads all of them; with more ranks the ways
+// in which each element is read by one rank only pay earlier.
+constexpr size_t slot_share = 2;
+
+bool reduces_for_all(OpKind kind) {
+    return kind == OpKind::all_reduce || kind == OpKind::reduce;
+}
+
+// Whether other ranks need the input of `rank`.
+bool gives(const DirectCall& call, int rank) {
+    switch (call.kind) {
+        case OpKind::broadcast:
+        case OpKind::scatter:
+            return rank == call.root;
+        case OpKind::gather:
+            return rank != call.root;
+        default:
+            return call.kind != OpKind::barrier;
+    }
+}
+
+// Whether other ranks may compute results for `rank`.
+bool takes(const DirectCall& call, int rank) {
+    return call.kind == OpKind::all_reduce || (call.kind == OpKind::reduce && rank == call.root);
+}
+
+size_t slot_limit(const DirectCall& call, const Board& board, int size) {
+    const size_t all = board.slot_bytes();
+    if (!reduces_for_all(call.kind) || size <= 2) return all;
+    return std::max<size_t>(all * slot_share / static_cast<size_t>(size), 256);
+}
+
+}  // namespace
+
+void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope, Parcel& parcel) {
+    Board& board = *transport.board();
+    const int rank = transport.rank();
+    const int size = transport.size();
+    envelope.in_place = call.in_place;
+    if (size == 1) return;
+    const size_t header = call.told_bytes(size);
+    std::byte* slot = board.slot(rank, call.sequence);
+    if (header > 0) std::memcpy(slot, call.counts.data(), call.counts.size_bytes());
+
+    const size_t bytes = call.input.bytes();
+    if (takes(call, rank) && call.output.count > 0) {
+        const auto place = transport.locate(call.output.data, call.output.bytes());
+        envelope.output_at = place ? Where::mapped : Where::hidden;
+        if (place) parcel.places.output = *place;
+    }
+    if (!gives(call, rank) || bytes == 0) return;
+    if (bytes <= sizeof(parcel.bytes) && header == 0) {
+        envelope.input_at = Where::line;
+        envelope.output_at = Where::nowhere;  // the line has no room to say it
+        std::memcpy(parcel.bytes, call.input.data, bytes);
+        return;
+    }
+    const bool fits = bytes + header <= slot_limit(call, board, size);
+    std::optional<MappedPlace> place;
+    if (!fits || bytes > largest_copied_bytes) place = transport.locate(call.input.data, bytes);
+    if (place) {
+        envelope.input_at = Where::mapped;
+        parcel.places.input = *place;
+    } else if (fits) {
+        envelope.input_at = Where::slot;
+        std::memcpy(slot + header, call.input.data, bytes);
+    } else {
+        envelope.input_at = Where::hidden;
+    }
+}
+
+int64_t told_count(Transport& transport, const DirectCall& call, int peer, int rank) {
+    int64_t count = 0;
+    const std::byte* slot = transport.board()->slot(peer, call.sequence);
+    std::memcpy(&count, slot + static_cast<size_t>(rank) * sizeof(count), sizeof(count));
+    return count;
+}
+
+Route choose_route(Transport& transport, const DirectCall& call) {
+    const Board& board = *transport.board();
+    bool mapped = false;
+    bool overwrites = false;  // some mapped input is an output, too
+    bool outputs_mapped = true;
+    for (int rank = 0; rank < transport.size(); ++rank) {
+        const Call& theirs = board.call(rank, call.sequence);
+        if (theirs.input_at == Where::hidden) return Route::none;
+        const bool lies_mapped = theirs.input_at == Where::mapped;
+        mapped = mapped || lies_mapped;
+        overwrites = overwrites || (lies_mapped && theirs.in_place != 0);
+        if (takes(call, rank)) outputs_mapped &= theirs.output_at == Where::mapped;
+    }
+    if (!mapped) return Route::one_shot;
+    // Ranks that compute all of it for themselves alone must not write what others still read.
+    if (call.kind == OpKind::all_reduce && !outputs_mapped && overwrites) return Route::none;
+    return Route::shared;
+}
+
+}  // namespace pycomm
