@@ -242,10 +242,8 @@ bool CollectiveTask::goes_direct() const {
     Board* board = context_.transport.board();
     if (board == nullptr) return false;
     // all_to_all with counts has to have room for them in the slot.
-    const size_t told = request_.kind == OpKind::all_to_all && request_.explicit_counts
-                            ? request_.send_counts.size() * sizeof(int64_t)
-                            : 0;
-    if (told + 64 > board->slot_bytes()) return false;
+    // The counts of an all_to_all have to fit into the slot.
+    if (make_direct().told_bytes(context_.transport.size()) > board->slot_bytes()) return false;
     const Algorithm forced = forced_algorithm(request_.kind, context_.forced_algorithms);
     return forced == Algorithm::automatic || forced == Algorithm::direct;
 }
@@ -282,18 +280,18 @@ void CollectiveTask::start_direct() {
 // All ranks have arrived, and so has all that they say.
 void CollectiveTask::enter_direct() {
     Transport& transport = context_.transport;
-    const int rank = transport.rank();
-    if (direct_->tells_counts) {
-        for (int peer = 0; peer < transport.size(); ++peer) {
-            announced_.push_back(told_count(transport, *direct_, peer, rank));
+    const int size = transport.size();
+    for (int from = 0; direct_->tells_counts && from < size; ++from) {
+        for (int to = 0; to < size; ++to) {
+            check_counts(from, to, told_send(transport, *direct_, from, to),
+                         told_recv(transport, *direct_, from, to));
         }
-        check_counts();
     }
     if (request_.kind == OpKind::scatter) {
         const int64_t rows = transport.board()->call(direct_->root, sequence_).count;
         direct_->first = request_.explicit_counts
-                             ? total(request_.counts, rank)
-                             : slice_offset(rows, transport.size(), rank) * request_.row_elements;
+                             ? total(request_.counts, transport.rank())
+                             : slice_offset(rows, size, transport.rank()) * request_.row_elements;
     }
     const Route route = choose_route(transport, *direct_);
     if (route == Route::none) {
@@ -323,7 +321,7 @@ bool CollectiveTask::progress() {
     if (stage_ == Stage::counts) {
         moved |= runner_->progress();
         if (!runner_->done()) return moved;
-        check_counts();
+        check_announced();
         enter_running();
     }
     if (stage_ == Stage::running) {
@@ -351,16 +349,19 @@ void CollectiveTask::enter_counts() {
     stage_ = Stage::counts;
 }
 
-void CollectiveTask::check_counts() const {
+void CollectiveTask::check_announced() const {
     const int rank = context_.transport.rank();
     for (size_t peer = 0; peer < announced_.size(); ++peer) {
-        if (announced_[peer] == request_.recv_counts[peer]) continue;
-        throw Error(
-            ErrorCode::mismatch,
-            concat(describe(), ": rank ", peer, " sends ", announced_[peer], " elements to rank ",
-                   rank, ", which expects ", request_.recv_counts[peer], " from it"),
-            {static_cast<int>(peer)});
+        check_counts(static_cast<int>(peer), rank, announced_[peer], request_.recv_counts[peer]);
     }
+}
+
+void CollectiveTask::check_counts(int from, int to, int64_t sent, int64_t expected) const {
+    if (sent == expected) return;
+    throw Error(ErrorCode::mismatch,
+                concat(describe(), ": rank ", from, " sends ", sent, " elements to rank ", to,
+                       ", which expects ", expected, " from it"),
+                {from == context_.transport.rank() ? to : from});
 }
 
 // An input that shares part of its memory with the output is copied aside.

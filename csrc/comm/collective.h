@@ -92,7 +92,8 @@ class CollectiveTask final : public Task {
     bool in_place() const;
     void part_overlapping();
     void enter_counts();
-    void check_counts() const;
+    void check_announced() const;
+    void check_counts(int from, int to, int64_t sent, int64_t expected) const;
     void enter_running();
     void enter_complete();
     void choose_plan();

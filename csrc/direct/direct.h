@@ -47,12 +47,13 @@ struct DirectCall {
     int64_t first = 0;
     // all_to_all: what comes from each rank.
     std::span<const int64_t> recv_counts;
-    // all_to_all: the ranks' counts differ, so each says its own at the start of its slot.
+    // all_to_all: the ranks' counts differ, so each says its own at the start of its slot, if there
+    // is room for them.
     bool tells_counts = false;
 
-    // Bytes of such counts, in front of the data.
+    // Bytes of such counts, of both kinds, in front of the data.
     size_t told_bytes(int size) const {
-        return tells_counts ? (static_cast<size_t>(size) * sizeof(int64_t) + 63) / 64 * 64 : 0;
+        return tells_counts ? (2 * static_cast<size_t>(size) * sizeof(int64_t) + 63) / 64 * 64 : 0;
     }
 };
 
@@ -65,8 +66,10 @@ enum class Route : uint8_t { none, one_shot, shared };
 // The way that all ranks take, once all have arrived.
 Route choose_route(Transport& transport, const DirectCall& call);
 
-// all_to_all with tells_counts: how many elements `peer` sends to `rank`, once it has arrived.
-int64_t told_count(Transport& transport, const DirectCall& call, int peer, int rank);
+// all_to_all with tells_counts: how many elements `from` sends to `to`, and how many `to` expects
+// from `from`, once they have arrived.
+int64_t told_send(Transport& transport, const DirectCall& call, int from, int to);
+int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to);
 
 // Carries out a call whose ranks have all arrived.
 class DirectRunner {

@@ -142,7 +142,7 @@ void DirectRunner::plan_copies() {
                 if (call_.tells_counts && peer != rank_) {
                     from = 0;
                     for (int rank = 0; rank < rank_; ++rank) {
-                        from += static_cast<size_t>(told_count(transport_, call_, peer, rank));
+                        from += static_cast<size_t>(told_send(transport_, call_, peer, rank));
                     }
                 }
                 copy_from(peer, from, offset_of(call_.recv_counts, peer),

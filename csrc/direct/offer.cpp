@@ -1,7 +1,6 @@
 // Where inputs and outputs are, and the way that follows from it.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "base/error.h"
 #include "direct/direct.h"
@@ -44,6 +43,13 @@ size_t slot_limit(const DirectCall& call, const Board& board, int size) {
     return std::max<size_t>(all * slot_share / static_cast<size_t>(size), 256);
 }
 
+int64_t told(Transport& transport, const DirectCall& call, int teller, int index) {
+    int64_t count = 0;
+    const std::byte* slot = transport.board()->slot(teller, call.sequence);
+    std::memcpy(&count, slot + static_cast<size_t>(index) * sizeof(count), sizeof(count));
+    return count;
+}
+
 }  // namespace
 
 void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope, Parcel& parcel) {
@@ -51,11 +57,15 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     const int rank = transport.rank();
     const int size = transport.size();
     envelope.in_place = call.in_place;
-    if (size == 1) return;
     const size_t header = call.told_bytes(size);
     std::byte* slot = board.slot(rank, call.sequence);
-    if (header > 0) std::memcpy(slot, call.counts.data(), call.counts.size_bytes());
+    if (header > 0) {
+        std::memcpy(slot, call.counts.data(), call.counts.size_bytes());
+        std::memcpy(slot + call.counts.size_bytes(), call.recv_counts.data(),
+                    call.recv_counts.size_bytes());
+    }
 
+    if (size == 1) return;
     const size_t bytes = call.input.bytes();
     if (takes(call, rank) && call.output.count > 0) {
         const auto place = transport.locate(call.output.data, call.output.bytes());
@@ -83,11 +93,12 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     }
 }
 
-int64_t told_count(Transport& transport, const DirectCall& call, int peer, int rank) {
-    int64_t count = 0;
-    const std::byte* slot = transport.board()->slot(peer, call.sequence);
-    std::memcpy(&count, slot + static_cast<size_t>(rank) * sizeof(count), sizeof(count));
-    return count;
+int64_t told_send(Transport& transport, const DirectCall& call, int from, int to) {
+    return told(transport, call, from, to);
+}
+
+int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to) {
+    return told(transport, call, to, transport.size() + from);
 }
 
 Route choose_route(Transport& transport, const DirectCall& call) {
