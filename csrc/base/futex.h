@@ -20,4 +20,14 @@ inline void cpu_relax() {
 #endif
 }
 
+// Orders all earlier stores of this thread before its later loads.
+inline void store_load_fence() {
+#if defined(__x86_64__)
+    // Cheaper than mfence, and ThreadSanitizer builds accept it.
+    asm volatile("lock; orl $0, (%%rsp)" ::: "memory", "cc");
+#else
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 }  // namespace pycomm

@@ -9,40 +9,13 @@
 
 #include "algorithms/algorithms.h"
 #include "base/buffer.h"
+#include "comm/request.h"
 #include "comm/roll_call.h"
 #include "direct/direct.h"
 #include "exec/schedule_runner.h"
 #include "exec/task.h"
 
 namespace pycomm {
-
-// Buffers follow the conventions of algorithms.h; both are contiguous.
-struct CollectiveRequest {
-    OpKind kind = OpKind::none;
-    // What the caller called, when that is not `kind`: split, empty. Ranks compare it.
-    OpKind called = OpKind::none;
-    Buffer input;
-    Buffer output;
-    ReduceOp op = ReduceOp::none;
-    int root = -1;
-    // Elements per rank, for reduce_scatter, all_gather, gather and scatter. For all_to_all see
-    // below.
-    std::vector<int64_t> counts;
-    // The counts were given by the caller on every rank (and are compared), not derived from one
-    // buffer.
-    bool explicit_counts = false;
-    std::vector<int64_t> send_counts;
-    std::vector<int64_t> recv_counts;
-    // Without explicit counts, where counts follow from rows (reduce_scatter, scatter, all_to_all):
-    // rows of the own buffer (of a scatter's root: of the whole), and elements per row.
-    int64_t rows = 0;
-    int64_t row_elements = 0;
-};
-
-// Throws ArgumentError when the request cannot be right on any rank: bad root, op that the dtype
-// does not have, counts that do not add up to the buffers. `rank` and `size` are the
-// communicator's.
-void check_request(const CollectiveRequest& request, int rank, int size);
 
 // Keeps recently built schedules; safe to use from several threads.
 class PlanCache {
@@ -67,12 +40,27 @@ struct CollectiveContext {
     std::string forced_algorithms;  // PYCOMM_ALGO
     bool check = true;              // PYCOMM_CHECK
     uint64_t sequence = 0;          // of the last collective that started; owned by the driver
+    DirectScratch scratch;          // the same
+    int spins = 0;                  // passes without progress before a quick call gives up
+    bool yields = false;            // and it yields in them
+};
+
+// Whether calls of this kind may go over mapped memory.
+bool goes_direct(const CollectiveContext& context, OpKind kind);
+
+// What a rank has put on the board.
+struct Posted {
+    Envelope envelope;
+    Parcel parcel;
 };
 
 class CollectiveTask final : public Task {
   public:
     // `request` has passed check_request.
     CollectiveTask(CollectiveContext& context, CollectiveRequest request, const Deadline& deadline);
+    // A quick call that was posted, as the last one of `context`, and could not be finished.
+    CollectiveTask(CollectiveContext& context, CollectiveRequest request, const Deadline& deadline,
+                   const Posted& posted);
 
     bool progress() override;
     bool complete() const override { return stage_ == Stage::complete; }
@@ -85,11 +73,9 @@ class CollectiveTask final : public Task {
     enum class Stage { queued, roll_call, counts, direct, running, complete };
 
     void start();
-    bool goes_direct() const;
+    bool may_go_direct() const;
     void start_direct();
     void enter_direct();
-    DirectCall make_direct() const;
-    bool in_place() const;
     void part_overlapping();
     void enter_counts();
     void check_announced() const;
@@ -97,9 +83,6 @@ class CollectiveTask final : public Task {
     void enter_running();
     void enter_complete();
     void choose_plan();
-    Problem make_problem() const;
-    Envelope make_envelope() const;
-    bool reduces() const;
 
     CollectiveContext& context_;
     CollectiveRequest request_;

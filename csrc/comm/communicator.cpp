@@ -8,10 +8,15 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "comm/group_bootstrap.h"
+#include "comm/quick_collective.h"
 #include "transport/registry.h"
 
 namespace pycomm {
 namespace {
+
+// How long a quick call waits before the engine, which knows deadlines and signals, waits on.
+constexpr int quick_spins = 400;
+constexpr int quick_yields = 20;
 
 std::unique_ptr<Transport> connect(Bootstrap& bootstrap, const Env& env, const Topology& topology,
                                    const Deadline& deadline) {
@@ -63,9 +68,12 @@ Communicator::Communicator(const Env& env, const Topology& topology,
       size_(transport->size()),
       transport_name_(transport->name()),
       transport_(std::move(transport)),
-      context_{*transport_, {}, env.algorithm, env.check, 0},
+      context_{*transport_, {}, env.algorithm, env.check, 0, {}, 0, false},
       spin_(may_spin && topology.local_size <= topology.cores),
-      engine_(std::make_unique<Engine>(*transport_, spin_)) {}
+      engine_(std::make_unique<Engine>(*transport_, spin_)) {
+    context_.spins = spin_ ? quick_spins : quick_yields;
+    context_.yields = !spin_;
+}
 
 Communicator::~Communicator() {
     close();
@@ -82,11 +90,11 @@ void Communicator::check_process() const {
                  "'spawn', or make arrays before and after it only");
 }
 
-Deadline Communicator::deadline(Timeout timeout) const {
+double Communicator::seconds(Timeout timeout) const {
     const double seconds = timeout.value_or(env_.timeout);
     PYCOMM_CHECK(std::isfinite(seconds) && seconds > 0, argument, "timeout is ", seconds,
                  ", expected a positive number of seconds");
-    return Deadline::after(seconds);
+    return seconds;
 }
 
 std::shared_ptr<Task> Communicator::collective(CollectiveRequest request, Timeout timeout) {
@@ -114,6 +122,30 @@ std::shared_ptr<Task> Communicator::internal_message(OpKind kind, const Buffer& 
 void Communicator::run(Engine::TaskList tasks, const Engine::InterruptHook& hook) {
     check_process();
     engine_->run(tasks, hook);
+}
+
+void Communicator::run_now(CollectiveRequest request, Timeout timeout,
+                           const Engine::InterruptHook& hook) {
+    check_process();
+    check_request(request, rank_, size_);
+    const double limit = seconds(timeout);
+    const auto attempt = [&]() -> std::shared_ptr<Task> {
+        Posted posted;
+        switch (run_quick(context_, request, posted)) {
+            case QuickResult::finished:
+                return nullptr;
+            case QuickResult::posted:
+                return std::make_shared<CollectiveTask>(context_, std::move(request),
+                                                        Deadline::after(limit), posted);
+            default:
+                return std::make_shared<CollectiveTask>(context_, std::move(request),
+                                                        Deadline::after(limit));
+        }
+    };
+    if (engine_->run_on_the_spot(attempt, hook)) return;
+    const std::shared_ptr<Task> task =
+        std::make_shared<CollectiveTask>(context_, std::move(request), Deadline::after(limit));
+    engine_->run({&task, 1}, hook);
 }
 
 void Communicator::submit(const std::shared_ptr<Task>& task) {

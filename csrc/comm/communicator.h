@@ -44,6 +44,8 @@ class Communicator {
                                          Timeout timeout);
 
     void run(Engine::TaskList tasks, const Engine::InterruptHook& hook);
+    // A blocking collective: as collective() and run(), with less on the way for small ones.
+    void run_now(CollectiveRequest request, Timeout timeout, const Engine::InterruptHook& hook);
     void submit(const std::shared_ptr<Task>& task);
     bool wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook);
     std::vector<int> waiting_on(const Task& task) const { return engine_->waiting_on(task); }
@@ -73,7 +75,8 @@ class Communicator {
     void check_process() const;
     bool forked() const { return fork_generation() != generation_; }
     std::function<void()> watch(std::vector<int> members, const Engine::InterruptHook& hook);
-    Deadline deadline(Timeout timeout) const;
+    double seconds(Timeout timeout) const;
+    Deadline deadline(Timeout timeout) const { return Deadline::after(seconds(timeout)); }
     std::shared_ptr<Task> internal_message(OpKind kind, const Buffer& buffer, int peer);
     friend class GroupBootstrap;
 

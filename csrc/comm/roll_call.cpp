@@ -47,7 +47,14 @@ std::string to_string(const Call& call, uint64_t sequence) {
     return text + ")";
 }
 
-RollCall::RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel)
+bool same_call(const Call& mine, const Call& theirs) {
+    return mine.kind == theirs.kind && mine.dtype == theirs.dtype && mine.op == theirs.op &&
+           mine.root == theirs.root && mine.rows == theirs.rows &&
+           mine.counts_hash == theirs.counts_hash &&
+           (is_plain_scatter(mine) || mine.count == theirs.count);
+}
+
+RollCall::RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel, bool posted)
     : transport_(transport), mine_(mine) {
     const int size = transport.size();
     absent_.reserve(static_cast<size_t>(size));
@@ -56,7 +63,8 @@ RollCall::RollCall(Transport& transport, const Envelope& mine, const Parcel& par
     }
     if (is_plain_scatter(mine)) scatter_parts_.resize(static_cast<size_t>(size));
     if (Board* board = transport.board()) {
-        board->post(mine_, parcel);
+        if (!posted) board->post(mine_, parcel);
+        board->wake_sleepers();
     } else {
         wires_.resize(static_cast<size_t>(size));
     }
@@ -116,11 +124,7 @@ void RollCall::fail(int rank, const Call& mine, int peer, const Call& theirs,
 }
 
 void RollCall::compare(int peer, const Call& theirs) {
-    const bool same = mine_.kind == theirs.kind && mine_.dtype == theirs.dtype &&
-                      mine_.op == theirs.op && mine_.root == theirs.root &&
-                      mine_.rows == theirs.rows && mine_.counts_hash == theirs.counts_hash &&
-                      (is_plain_scatter(mine_) || mine_.count == theirs.count);
-    if (!same || sequence_of(peer) != mine_.sequence) {
+    if (!same_call(mine_, theirs) || sequence_of(peer) != mine_.sequence) {
         fail(transport_.rank(), mine_, peer, theirs, "");
     }
     if (mine_.algorithm != theirs.algorithm) {

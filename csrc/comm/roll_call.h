@@ -16,10 +16,15 @@ namespace pycomm {
 // "all_reduce #5 (float32, 1000 elements, sum)".
 std::string to_string(const Call& call, uint64_t sequence);
 
+// Whether two ranks called the same; scatters without counts need more than that.
+bool same_call(const Call& mine, const Call& theirs);
+
 class RollCall {
   public:
-    // `parcel` travels beside the envelope where there is a board.
-    RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel = {});
+    // `parcel` travels beside the envelope where there is a board. `posted`: they are there
+    // already.
+    RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel = {},
+             bool posted = false);
 
     // Returns whether anything moved; throws MismatchError.
     bool progress();

@@ -71,10 +71,25 @@ Route choose_route(Transport& transport, const DirectCall& call);
 int64_t told_send(Transport& transport, const DirectCall& call, int from, int to);
 int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to);
 
+// One piece of an input that goes to the output as it is.
+struct DirectCopy {
+    std::byte* to;
+    const std::byte* from;
+    size_t bytes;
+};
+
+// Memory that calls use one after the other, so that small ones allocate nothing.
+struct DirectScratch {
+    std::vector<const void*> sources;
+    std::vector<const void*> at;
+    std::vector<std::byte*> targets;
+    std::vector<DirectCopy> copies;
+};
+
 // Carries out a call whose ranks have all arrived.
 class DirectRunner {
   public:
-    DirectRunner(Transport& transport, const DirectCall& call, Route route);
+    DirectRunner(Transport& transport, const DirectCall& call, Route route, DirectScratch& scratch);
 
     // Works for some ten microseconds at most; returns whether anything moved.
     bool progress();
@@ -84,12 +99,6 @@ class DirectRunner {
 
   private:
     enum class Stage : uint8_t { working, closing, done };
-
-    struct Copy {
-        std::byte* to;
-        const std::byte* from;
-        size_t bytes;
-    };
 
     const std::byte* source(int peer);
     std::byte* target(int peer);
@@ -118,14 +127,14 @@ class DirectRunner {
     bool reduces_ = false;
     bool streams_ = false;  // past the caches
     bool claims_ = false;   // pieces are taken as ranks are free, until all are
-    std::vector<const void*> sources_;
-    std::vector<const void*> at_;  // the same at the current piece
-    std::vector<std::byte*> targets_;
+    std::vector<const void*>& sources_;
+    std::vector<const void*>& at_;  // the same at the current piece
+    std::vector<std::byte*>& targets_;
     int64_t piece_ = 0;
     int64_t begin_ = 0;
     int64_t end_ = 0;
 
-    std::vector<Copy> copies_;
+    std::vector<DirectCopy>& copies_;
     size_t next_copy_ = 0;
 };
 

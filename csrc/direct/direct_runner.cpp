@@ -24,14 +24,22 @@ size_t offset_of(std::span<const int64_t> counts, int rank) {
 
 }  // namespace
 
-DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route route)
+DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route route,
+                           DirectScratch& scratch)
     : transport_(transport),
       board_(*transport.board()),
       call_(call),
       shared_(route == Route::shared),
       rank_(transport.rank()),
       size_(transport.size()),
-      element_(dtype_size(call.input.dtype)) {
+      element_(dtype_size(call.input.dtype)),
+      sources_(scratch.sources),
+      at_(scratch.at),
+      targets_(scratch.targets),
+      copies_(scratch.copies) {
+    sources_.clear();
+    targets_.clear();
+    copies_.clear();
     streams_ = call.output.bytes() >= smallest_stream;
     switch (call.kind) {
         case OpKind::all_reduce:
@@ -169,7 +177,7 @@ bool DirectRunner::progress() {
 void DirectRunner::work_copies() {
     size_t left = piece_bytes;
     while (next_copy_ < copies_.size() && left > 0) {
-        Copy& copy = copies_[next_copy_];
+        DirectCopy& copy = copies_[next_copy_];
         const size_t bytes = std::min(copy.bytes, left);
         if (streams_) {
             stream_copy(copy.to, copy.from, bytes);

@@ -91,6 +91,12 @@ void Engine::run(TaskList tasks, const InterruptHook& hook) {
     std::unique_lock lock(mutex_);
     check_usable_locked();
     enqueue(tasks);
+    run_queued(tasks, lock, hook);
+}
+
+// Drives, or waits for whoever does, until `tasks` are finished. `lock` holds mutex_.
+void Engine::run_queued(TaskList tasks, std::unique_lock<std::mutex>& lock,
+                        const InterruptHook& hook) {
     const auto satisfied = [&] {
         return std::all_of(tasks.begin(), tasks.end(), [](const auto& t) { return t->finished(); });
     };

@@ -43,6 +43,21 @@ class Engine {
 
     // Blocks until all `tasks` are finished; throws the error of the first that failed.
     void run(TaskList tasks, const InterruptHook& hook);
+    // When nothing else is under way, calls `attempt`, which does an operation on the spot and
+    // returns null, or returns the begun task of what it could not finish, which is then run.
+    // Returns whether it was called.
+    template <typename Attempt>
+    bool run_on_the_spot(Attempt&& attempt, const InterruptHook& hook) {
+        std::unique_lock lock(mutex_, std::try_to_lock);
+        if (!lock || driving_ || unfinished_ > 0) return false;
+        check_usable_locked();
+        const std::shared_ptr<Task> task = attempt();
+        if (!task) return true;
+        collectives_.push_back(task);
+        ++unfinished_;
+        run_queued({&task, 1}, lock, hook);
+        return true;
+    }
     void submit(const std::shared_ptr<Task>& task);
     // Blocks until the submitted `task` is finished, at most `seconds` (null: its own deadline ends
     // it); returns whether it is.
@@ -64,6 +79,7 @@ class Engine {
     using Satisfied = std::function<bool()>;
 
     void check_usable_locked();
+    void run_queued(TaskList tasks, std::unique_lock<std::mutex>& lock, const InterruptHook& hook);
     void enqueue(TaskList tasks);
     void drive(const Satisfied& satisfied, const InterruptHook& hook, bool spin);
     bool pass();

@@ -122,8 +122,11 @@ class Board {
     // read by the others after.
     virtual std::byte* slot(int rank, uint64_t sequence) = 0;
     virtual size_t slot_bytes() const = 0;
-    // Publishes `envelope`, `parcel` and the own slot.
+    // Publishes `envelope`, `parcel` and the own slot. wake_sleepers has to follow, at the latest
+    // before this rank returns from the operation or sleeps itself: what comes in between runs
+    // while the line is on its way.
     virtual void post(const Envelope& envelope, const Parcel& parcel) = 0;
+    virtual void wake_sleepers() = 0;
     virtual bool arrived(int peer, uint64_t sequence) const = 0;
     // Of a peer that has arrived, or of the own rank.
     virtual const Call& call(int peer, uint64_t sequence) const = 0;

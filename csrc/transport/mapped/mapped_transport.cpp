@@ -69,7 +69,10 @@ void MappedTransport::wake() {
     wake_rank(rank_, false);
 }
 
+// Either the sleeper, who looks once more after it set `sleeping`, sees what was stored before
+// this, or this sees the sleeper.
 void MappedTransport::wake_sleepers() {
+    store_load_fence();
     for (int peer = 0; peer < size(); ++peer) {
         if (peer != rank_) wake_rank(peer, true);
     }
@@ -83,13 +86,12 @@ void MappedTransport::post(const Envelope& envelope, const Parcel& parcel) {
     BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
     line.call = envelope;
     line.parcel = parcel;
-    line.arrived.store(envelope.sequence, std::memory_order_seq_cst);
-    wake_sleepers();
+    line.arrived.store(envelope.sequence, std::memory_order_release);
 }
 
 bool MappedTransport::arrived(int peer, uint64_t sequence) const {
     const BoardLine& line = layout_.board_line(base_, peer, sequence);
-    return line.arrived.load(std::memory_order_seq_cst) == sequence;
+    return line.arrived.load(std::memory_order_acquire) == sequence;
 }
 
 const Call& MappedTransport::call(int peer, uint64_t sequence) const {
@@ -101,7 +103,7 @@ const Parcel& MappedTransport::parcel(int peer, uint64_t sequence) const {
 }
 
 void MappedTransport::post_finished(uint64_t sequence) {
-    layout_.progress_line(base_, rank_).finished.store(sequence, std::memory_order_seq_cst);
+    layout_.progress_line(base_, rank_).finished.store(sequence, std::memory_order_release);
     wake_sleepers();
 }
 

@@ -40,6 +40,7 @@ class MappedTransport : public Transport, private Board {
     std::byte* slot(int rank, uint64_t sequence) override;
     size_t slot_bytes() const override { return layout_.slot_bytes(); }
     void post(const Envelope& envelope, const Parcel& parcel) override;
+    void wake_sleepers() override;
     bool arrived(int peer, uint64_t sequence) const override;
     const Call& call(int peer, uint64_t sequence) const override;
     const Parcel& parcel(int peer, uint64_t sequence) const override;
@@ -49,7 +50,6 @@ class MappedTransport : public Transport, private Board {
     bool enter() override;
     void leave() override;
     void withdraw() override;
-    void wake_sleepers();
     void wake_rank(int rank, bool only_if_sleeping);
 
     int rank_;

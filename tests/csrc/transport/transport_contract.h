@@ -295,6 +295,7 @@ TEST_CASE("contract: the board shows this and the previous call, with parcel and
             std::memset(parcel.bytes, byte, sizeof(parcel.bytes));
             std::memset(board->slot(transport.rank(), sequence), byte, board->slot_bytes());
             board->post(mine, parcel);
+            board->wake_sleepers();
             for (int peer = 0; peer < transport.size(); ++peer) {
                 wait_until(transport, "a call", [&] { return board->arrived(peer, sequence); });
                 shows(peer, sequence);
@@ -321,6 +322,7 @@ TEST_CASE("contract: pieces are claimed once, and finishing is seen by all") {
             auto* sums = reinterpret_cast<uint64_t*>(board->slot(transport.rank(), sequence));
             sums[0] = sums[1] = 0;
             board->post(mine, {});
+            board->wake_sleepers();
             for (int peer = 0; peer < transport.size(); ++peer) {
                 wait_until(transport, "a call", [&] { return board->arrived(peer, sequence); });
             }
@@ -356,6 +358,7 @@ TEST_CASE("contract: nobody enters memory that was withdrawn") {
         if (transport.rank() == 0) {
             expect(board->enter(), "refused before anything was withdrawn");
             board->post(mine, {});
+            board->wake_sleepers();
             // Rank 1 withdraws as soon as it sees that; it has to wait for us.
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
             *board->slot(0, 1) = std::byte{1};
