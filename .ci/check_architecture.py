@@ -36,6 +36,9 @@ LAYERS: dict[str, set[str]] = {
     "bindings": {
         "base", "store", "transport", "reduce", "schedule", "algorithms", "exec", "direct", "comm",
     },
+    "tools": {
+        "base", "store", "transport", "reduce", "schedule", "algorithms", "exec", "direct", "comm",
+    },
 }  # fmt: skip
 
 ENVIRONMENT_READER = "csrc/base/env.cpp"

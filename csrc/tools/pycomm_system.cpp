@@ -1,0 +1,73 @@
+// The operations through Communicator: what a C++ program would call.
+#include "tools/system.h"
+
+namespace pycomm::tools {
+namespace {
+
+class PycommSystem final : public System {
+  public:
+    explicit PycommSystem(Communicator& comm) : comm_(comm) {}
+
+    const std::string& name() const override { return name_; }
+    std::string obstacle(const Case& /*c*/) const override { return {}; }
+    void settle() override {}
+
+    std::function<void()> bind(const Case& c, const Buffers& buffers) override {
+        if (c.kind == OpKind::send) return bind_ping_pong(c, buffers);
+        return [this, request = make_request(c, buffers)] {
+            run(comm_.collective(request, std::nullopt));
+        };
+    }
+
+  private:
+    void run(const std::shared_ptr<Task>& task) { comm_.run({&task, 1}, nullptr); }
+
+    static CollectiveRequest make_request(const Case& c, const Buffers& buffers) {
+        CollectiveRequest request;
+        request.kind = c.kind;
+        request.input = buffers.input;
+        request.output = buffers.output;
+        if (c.kind == OpKind::broadcast) request.input = buffers.output;
+        if (reduces(c.kind)) request.op = ReduceOp::sum;
+        const bool rooted = c.kind == OpKind::broadcast || c.kind == OpKind::reduce ||
+                            c.kind == OpKind::gather || c.kind == OpKind::scatter;
+        if (rooted) request.root = c.root;
+        if (!splits(c.kind)) return request;
+
+        const std::vector<int64_t> slices(static_cast<size_t>(c.ranks), c.slice());
+        if (c.kind == OpKind::all_to_all) {
+            request.send_counts = request.recv_counts = slices;
+        } else if (c.kind != OpKind::scatter || c.is_root()) {
+            request.counts = slices;
+        }
+        if (c.kind == OpKind::all_gather || c.kind == OpKind::gather) return request;
+        const bool part = c.kind == OpKind::scatter && !c.is_root();
+        request.rows = part ? c.slice() : c.elements;
+        request.row_elements = 1;
+        return request;
+    }
+
+    std::function<void()> bind_ping_pong(const Case& c, const Buffers& buffers) {
+        const int peer = 1 - c.rank;
+        const auto send = [this, peer, input = buffers.input] {
+            run(comm_.point_to_point(OpKind::send, input, peer, 0, std::nullopt));
+        };
+        const auto recv = [this, peer, output = buffers.output] {
+            run(comm_.point_to_point(OpKind::recv, output, peer, 0, std::nullopt));
+        };
+        if (!c.takes_part()) return [] {};
+        if (c.rank == 0) return [send, recv] { send(), recv(); };
+        return [send, recv] { recv(), send(); };
+    }
+
+    Communicator& comm_;
+    std::string name_ = "pycomm";
+};
+
+}  // namespace
+
+std::unique_ptr<System> make_pycomm_system(Communicator& comm) {
+    return std::make_unique<PycommSystem>(comm);
+}
+
+}  // namespace pycomm::tools
