@@ -96,10 +96,10 @@ void CollectiveTask::start() {
 
 bool CollectiveTask::may_go_direct() const {
     if (!goes_direct(context_, request_.kind)) return false;
-    // The counts of an all_to_all have to fit into the slot.
+    // The counts of an all_to_all have to fit into staging memory.
     Transport& transport = context_.transport;
     const DirectCall call = make_direct(request_, sequence_, transport.rank());
-    return call.told_bytes(transport.size()) <= transport.board()->slot_bytes();
+    return call.told_bytes(transport.size()) <= transport.board()->largest_staged();
 }
 
 void CollectiveTask::start_direct() {

@@ -1,11 +1,11 @@
 // Collectives on mapped memory: every rank reads what it needs where the others keep it.
 //
 // With its envelope a rank says where its input lies: a short one in the board line itself, a small
-// one copied to its slot of the board, a large one in memory that all have mapped. When all ranks
+// one copied to its staging memory, a large one in memory that all have mapped. When all ranks
 // have arrived, all inputs are there, so there is nothing more to send:
 //
-//   one shot     every input is in a line or slot. Each rank computes its whole result. Nobody
-//                waits again: lines and slots are used in turn (transport.h, Board).
+//   one shot     every input is in a line or staged. Each rank computes its whole result. Nobody
+//                waits again: lines and staging memory are used in turn (transport.h, Board).
 //   shared       some input is a caller's array in mapped memory. Results are computed or copied
 //                straight from array to array; then the ranks wait until all are done, since the
 //                arrays go back to their owners. Reductions to one or all ranks are split by
@@ -47,17 +47,16 @@ struct DirectCall {
     int64_t first = 0;
     // all_to_all: what comes from each rank.
     std::span<const int64_t> recv_counts;
-    // all_to_all: the ranks' counts differ, so each says its own at the start of its slot, if there
-    // is room for them.
+    // all_to_all: the ranks' counts differ, so each stages its own, when there is room for them.
     bool tells_counts = false;
 
-    // Bytes of such counts, of both kinds, in front of the data.
+    // Bytes of such counts, of both kinds.
     size_t told_bytes(int size) const {
-        return tells_counts ? (2 * static_cast<size_t>(size) * sizeof(int64_t) + 63) / 64 * 64 : 0;
+        return tells_counts ? 2 * static_cast<size_t>(size) * sizeof(int64_t) : 0;
     }
 };
 
-// Copies what fits to the own slot or `parcel`, and says in `envelope` where the input is and
+// Stages what is small, or puts it into `parcel`, and says in `envelope` where the input is and
 // whether peers can write the output.
 void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope, Parcel& parcel);
 

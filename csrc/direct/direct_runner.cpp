@@ -61,8 +61,8 @@ const std::byte* DirectRunner::source(int peer) {
     switch (board_.call(peer, call_.sequence).input_at) {
         case Where::line:
             return parcel.bytes;
-        case Where::slot:
-            return board_.slot(peer, call_.sequence) + call_.told_bytes(size_);
+        case Where::staged:
+            return board_.staged(peer, parcel.places.input.offset);
         case Where::mapped:
             return transport_.peer_memory(peer, parcel.places.input);
         default:

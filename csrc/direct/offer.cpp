@@ -11,9 +11,9 @@ namespace {
 // Above this an input that peers have mapped is read where it lies: then copying it costs more than
 // waiting for all ranks once more at the end.
 constexpr size_t largest_copied_bytes = 8 << 10;
-// Slots hold every input of a reduction, and every rank reads all of them; with more ranks the ways
-// in which each element is read by one rank only pay earlier.
-constexpr size_t slot_share = 2;
+// Every rank reads all staged inputs of a reduction; with more ranks the ways in which each element
+// is read by one rank only pay earlier.
+constexpr size_t reduction_share = 2;
 
 bool reduces_for_all(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce;
@@ -37,16 +37,18 @@ bool takes(const DirectCall& call, int rank) {
     return call.kind == OpKind::all_reduce || (call.kind == OpKind::reduce && rank == call.root);
 }
 
-size_t slot_limit(const DirectCall& call, const Board& board, int size) {
-    const size_t all = board.slot_bytes();
+size_t stage_limit(const DirectCall& call, const Board& board, int size) {
+    const size_t all = board.largest_staged();
     if (!reduces_for_all(call.kind) || size <= 2) return all;
-    return std::max<size_t>(all * slot_share / static_cast<size_t>(size), 256);
+    return std::max<size_t>(all * reduction_share / static_cast<size_t>(size), 256);
 }
 
 int64_t told(Transport& transport, const DirectCall& call, int teller, int index) {
     int64_t count = 0;
-    const std::byte* slot = transport.board()->slot(teller, call.sequence);
-    std::memcpy(&count, slot + static_cast<size_t>(index) * sizeof(count), sizeof(count));
+    const Board& board = *transport.board();
+    const uint64_t offset = board.parcel(teller, call.sequence).places.output.offset;
+    const std::byte* told = board.staged(teller, offset);
+    std::memcpy(&count, told + static_cast<size_t>(index) * sizeof(count), sizeof(count));
     return count;
 }
 
@@ -57,37 +59,34 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     const int rank = transport.rank();
     const int size = transport.size();
     envelope.in_place = call.in_place;
-    const size_t header = call.told_bytes(size);
-    std::byte* slot = board.slot(rank, call.sequence);
-    if (header > 0) {
-        std::memcpy(slot, call.counts.data(), call.counts.size_bytes());
-        std::memcpy(slot + call.counts.size_bytes(), call.recv_counts.data(),
-                    call.recv_counts.size_bytes());
+    if (call.tells_counts) {
+        std::vector<int64_t> told(call.counts.begin(), call.counts.end());
+        told.insert(told.end(), call.recv_counts.begin(), call.recv_counts.end());
+        parcel.places.output.offset = board.stage(told.data(), told.size() * sizeof(int64_t));
     }
-
     if (size == 1) return;
-    const size_t bytes = call.input.bytes();
     if (takes(call, rank) && call.output.count > 0) {
         const auto place = transport.locate(call.output.data, call.output.bytes());
         envelope.output_at = place ? Where::mapped : Where::hidden;
         if (place) parcel.places.output = *place;
     }
+    const size_t bytes = call.input.bytes();
     if (!gives(call, rank) || bytes == 0) return;
-    if (bytes <= sizeof(parcel.bytes) && header == 0) {
+    if (bytes <= sizeof(parcel.bytes) && !call.tells_counts) {
         envelope.input_at = Where::line;
         envelope.output_at = Where::nowhere;  // the line has no room to say it
         std::memcpy(parcel.bytes, call.input.data, bytes);
         return;
     }
-    const bool fits = bytes + header <= slot_limit(call, board, size);
+    const bool fits = bytes <= stage_limit(call, board, size);
     std::optional<MappedPlace> place;
     if (!fits || bytes > largest_copied_bytes) place = transport.locate(call.input.data, bytes);
     if (place) {
         envelope.input_at = Where::mapped;
         parcel.places.input = *place;
     } else if (fits) {
-        envelope.input_at = Where::slot;
-        std::memcpy(slot + header, call.input.data, bytes);
+        envelope.input_at = Where::staged;
+        parcel.places.input.offset = board.stage(call.input.data, bytes);
     } else {
         envelope.input_at = Where::hidden;
     }

@@ -141,8 +141,7 @@ void Stopwatch::combine(std::vector<double>& values, ReduceOp op) {
     request.op = op;
     request.input = {values.data(), static_cast<int64_t>(values.size()), DataType::float64};
     request.output = request.input;
-    const auto task = comm_.collective(std::move(request), std::nullopt);
-    comm_.run({&task, 1}, nullptr);
+    comm_.run_now(std::move(request), std::nullopt, nullptr);
 }
 
 }  // namespace pycomm::tools

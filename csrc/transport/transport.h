@@ -66,7 +66,7 @@ class Channel {
 enum class Where : uint8_t {
     nowhere,  // it gives nothing, or takes nothing
     line,     // in the parcel of its board line
-    slot,     // in its slot of the board
+    staged,   // in its staging memory of the board, at the offset in the parcel
     mapped,   // in memory that all ranks have mapped, at the place in the parcel
     hidden,   // in memory of its own
 };
@@ -100,7 +100,8 @@ struct MappedPlace {
     uint64_t offset;
 };
 
-// What travels in the same cache line as the envelope: a short input, or the places of buffers.
+// What travels in the same cache line as the envelope: a short input, or the places of buffers (a
+// staged input is at places.input.offset of the staging memory).
 union Parcel {
     struct {
         MappedPlace input;
@@ -113,18 +114,20 @@ static_assert(sizeof(Parcel) == 32);
 // Mapped memory in which every rank posts its envelope and sees all others', with room for small
 // inputs beside it.
 //
-// Lines and slots are used in turn by odd and even operations. That is safe because no rank starts
-// operation s before all have posted s - 1, and a rank that has posted s - 1 has done with s - 2.
+// Lines are used in turn by odd and even operations. That is safe because no rank starts operation
+// s before all have posted s - 1, and a rank that has posted s - 1 has done with s - 2.
 class Board {
   public:
     virtual ~Board() = default;
-    // Memory for the input of `rank` in operation `sequence`. Written by that rank before it posts,
-    // read by the others after.
-    virtual std::byte* slot(int rank, uint64_t sequence) = 0;
-    virtual size_t slot_bytes() const = 0;
-    // Publishes `envelope`, `parcel` and the own slot. wake_sleepers has to follow, at the latest
-    // before this rank returns from the operation or sleeps itself: what comes in between runs
-    // while the line is on its way.
+    // Copies `bytes` bytes, at most largest_staged(), to where the others may read them from the
+    // next post to the end of that operation; returns their place for `staged`. Memory is used
+    // round and round, so that a piece has left the readers' caches before it is written again.
+    virtual uint64_t stage(const void* data, size_t bytes) = 0;
+    virtual const std::byte* staged(int rank, uint64_t offset) const = 0;
+    virtual size_t largest_staged() const = 0;
+    // Publishes `envelope`, `parcel` and what was staged. wake_sleepers has to follow, at the
+    // latest before this rank returns from the operation or sleeps itself: what comes in between
+    // runs while the line is on its way.
     virtual void post(const Envelope& envelope, const Parcel& parcel) = 0;
     virtual void wake_sleepers() = 0;
     virtual bool arrived(int peer, uint64_t sequence) const = 0;

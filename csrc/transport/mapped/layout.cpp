@@ -15,18 +15,19 @@ size_t round_up(size_t value, size_t unit) {
 
 Layout::Layout(int size, int64_t buffer_bytes) : size_(size) {
     constexpr size_t smallest_ring = 4096;
-    constexpr size_t largest_slot = 1 << 16;
     const size_t ranks = static_cast<size_t>(size);
     const size_t peers = std::max<size_t>(1, ranks - 1);
-    const size_t budget = static_cast<size_t>(buffer_bytes);
-    slot_bytes_ = std::min(std::bit_floor(budget / 256), largest_slot);
-    const size_t share = std::min((budget - 2 * slot_bytes_) / (peers * stream_count), budget / 32);
+    const size_t quarter = std::bit_floor(static_cast<size_t>(buffer_bytes) / 4);
+    stage_bytes_ = quarter;
+    const size_t share =
+        std::min((static_cast<size_t>(buffer_bytes) - quarter) / (peers * stream_count), quarter);
     ring_bytes_ = std::bit_floor(std::max(share, smallest_ring));
     doorbells_ = round_up(sizeof(FaultRecord), cache_line);
     progress_ = doorbells_ + sizeof(Doorbell) * ranks;
     claims_ = progress_ + sizeof(ProgressLine) * ranks;
     board_ = claims_ + 2 * sizeof(ClaimLine);
-    rings_ = round_up(board_ + 2 * (sizeof(BoardLine) + slot_bytes_) * ranks, 4096);
+    stages_ = round_up(board_ + 2 * sizeof(BoardLine) * ranks, 4096);
+    rings_ = round_up(stages_ + stage_bytes_ * ranks, 4096);
     const size_t rings = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * stream_count;
     total_bytes_ = round_up(rings_ + rings * (sizeof(RingControl) + ring_bytes_), 4096);
 }

@@ -1,7 +1,7 @@
 // What lies where in the memory that the ranks of a node share.
 //
 //   fault record | one Doorbell per rank | one ProgressLine per rank | two ClaimLines |
-//   two board lines per rank, each followed by its slot | rings
+//   two board lines per rank | staging memory per rank | rings
 //
 // For every ordered pair of ranks and every Stream there is one ring: a RingControl followed by
 // `ring_bytes` bytes of data. Everything is addressed by offset, since each process maps the region
@@ -73,14 +73,14 @@ struct RingControl {
 
 class Layout {
   public:
-    // At most `buffer_bytes` of slots and ring data per rank. A slot is a 256th of it. A ring is
-    // the largest power of two that fits, but no more than a 32nd of it, because small rings stay
-    // in the cache.
+    // At most `buffer_bytes` of staging memory and ring data per rank. A quarter of it is for
+    // staging; a ring is the largest power of two that fits, but no more than another quarter.
+    // Larger than the second-level cache, with the default: see MappedChannel.
     Layout(int size, int64_t buffer_bytes);
 
     int size() const { return size_; }
     size_t ring_bytes() const { return ring_bytes_; }
-    size_t slot_bytes() const { return slot_bytes_; }
+    size_t stage_bytes() const { return stage_bytes_; }
     size_t total_bytes() const { return total_bytes_; }
 
     FaultRecord& fault(std::byte* base) const { return *reinterpret_cast<FaultRecord*>(base); }
@@ -95,11 +95,10 @@ class Layout {
     }
     BoardLine& board_line(std::byte* base, int rank, uint64_t sequence) const {
         const size_t index = 2 * static_cast<size_t>(rank) + (sequence & 1);
-        return *reinterpret_cast<BoardLine*>(base + board_ +
-                                             index * (sizeof(BoardLine) + slot_bytes_));
+        return reinterpret_cast<BoardLine*>(base + board_)[index];
     }
-    std::byte* slot(std::byte* base, int rank, uint64_t sequence) const {
-        return reinterpret_cast<std::byte*>(&board_line(base, rank, sequence)) + sizeof(BoardLine);
+    std::byte* stage(std::byte* base, int rank) const {
+        return base + stages_ + static_cast<size_t>(rank) * stage_bytes_;
     }
     RingControl& ring(std::byte* base, int from, int to, Stream stream) const;
     std::byte* ring_data(RingControl& control) const {
@@ -108,12 +107,13 @@ class Layout {
 
   private:
     int size_;
-    size_t slot_bytes_;
+    size_t stage_bytes_;
     size_t ring_bytes_;
     size_t doorbells_;
     size_t progress_;
     size_t claims_;
     size_t board_;
+    size_t stages_;
     size_t rings_;
     size_t total_bytes_;
 };

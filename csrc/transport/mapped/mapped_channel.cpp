@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "base/futex.h"
-#include "transport/mapped/stream_copy.h"
 
 namespace pycomm {
 namespace {
@@ -51,7 +50,7 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
         const size_t place = out_head_ & (capacity_ - 1);
         const size_t piece =
             std::min({bytes - taken, static_cast<size_t>(room), capacity_ - place, publish_bytes});
-        stream_copy(out_data_ + place, source + taken, piece);
+        ring_copy_.copy(out_data_ + place, source + taken, piece);
         taken += piece;
         out_head_ += piece;
         if (last && taken == bytes) out_head_ = align_up(out_head_);

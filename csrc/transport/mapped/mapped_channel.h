@@ -12,6 +12,7 @@
 #pragma once
 
 #include "transport/mapped/layout.h"
+#include "transport/mapped/ring_copy.h"
 
 namespace pycomm {
 
@@ -33,6 +34,7 @@ class MappedChannel final : public Channel {
     const std::byte* in_data_;
     Doorbell* peer_bell_;
     size_t capacity_;
+    RingCopy ring_copy_;
     // This side's copies: its own positions, and the last seen positions of the peer.
     uint64_t out_head_ = 0;
     uint64_t out_tail_ = 0;

@@ -78,8 +78,23 @@ void MappedTransport::wake_sleepers() {
     }
 }
 
-std::byte* MappedTransport::slot(int rank, uint64_t sequence) {
-    return layout_.slot(base_, rank, sequence);
+uint64_t MappedTransport::stage(const void* data, size_t bytes) {
+    const size_t room = (bytes + cache_line - 1) / cache_line * cache_line;
+    if (stage_next_ + room > layout_.stage_bytes()) stage_next_ = 0;
+    const size_t offset = stage_next_;
+    stage_next_ += room;
+    stage_copy_.copy(layout_.stage(base_, rank_) + offset, static_cast<const std::byte*>(data),
+                     bytes);
+    return offset;
+}
+
+const std::byte* MappedTransport::staged(int rank, uint64_t offset) const {
+    return layout_.stage(base_, rank) + offset;
+}
+
+// Two operations are under way at most, so even a few pieces in the whole would do.
+size_t MappedTransport::largest_staged() const {
+    return layout_.stage_bytes() / 64;
 }
 
 void MappedTransport::post(const Envelope& envelope, const Parcel& parcel) {

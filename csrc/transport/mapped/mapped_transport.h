@@ -37,8 +37,9 @@ class MappedTransport : public Transport, private Board {
     void leave_group();
 
   private:
-    std::byte* slot(int rank, uint64_t sequence) override;
-    size_t slot_bytes() const override { return layout_.slot_bytes(); }
+    uint64_t stage(const void* data, size_t bytes) override;
+    const std::byte* staged(int rank, uint64_t offset) const override;
+    size_t largest_staged() const override;
     void post(const Envelope& envelope, const Parcel& parcel) override;
     void wake_sleepers() override;
     bool arrived(int peer, uint64_t sequence) const override;
@@ -56,6 +57,8 @@ class MappedTransport : public Transport, private Board {
     Layout layout_;
     std::byte* base_;
     std::vector<std::unique_ptr<MappedChannel>> channels_;  // [peer * stream_count + stream]
+    size_t stage_next_ = 0;  // offset of the next piece of staging memory
+    RingCopy stage_copy_;
     uint32_t ticket_ = 0;  // doorbell sequence seen by prepare_wait
     std::mutex fault_mutex_;
     std::optional<Fault> fault_;  // the record once it is ready, or what this rank could not record

@@ -28,7 +28,7 @@ size_t ring_bytes_per_rank(int size, int64_t buffer_bytes) {
 TEST_CASE("a rank's rings stay within its buffer bytes") {
     for (const int64_t budget : {int64_t{1} << 20, int64_t{8} << 20, int64_t{64} << 20}) {
         for (int size = 2; size <= 64; ++size) {
-            CHECK(ring_bytes_per_rank(size, budget) + 2 * Layout(size, budget).slot_bytes() <=
+            CHECK(ring_bytes_per_rank(size, budget) + Layout(size, budget).stage_bytes() <=
                   static_cast<size_t>(budget));
             CHECK(Layout(size, budget).ring_bytes() >= 4096);
         }
@@ -53,8 +53,8 @@ TEST_CASE("rings, board lines and doorbells do not overlap") {
             parts.emplace_back(
                 reinterpret_cast<std::byte*>(&layout.board_line(base, rank, sequence)),
                 sizeof(BoardLine));
-            parts.emplace_back(layout.slot(base, rank, sequence), layout.slot_bytes());
         }
+        parts.emplace_back(layout.stage(base, rank), layout.stage_bytes());
         parts.emplace_back(reinterpret_cast<std::byte*>(&layout.progress_line(base, rank)),
                            sizeof(ProgressLine));
         for (int peer = 0; peer < 3; ++peer) {

@@ -269,19 +269,21 @@ TEST_CASE("contract: the board shows this and the previous call, with parcel and
         const auto byte_of = [](int rank, uint64_t sequence) {
             return static_cast<int>((sequence * 31 + static_cast<uint64_t>(rank) * 7) % 251);
         };
-        expect(board->slot_bytes() >= 256, "slots of ", board->slot_bytes(), " bytes");
+        const size_t bytes = board->largest_staged();
+        expect(bytes >= 256, "stages no more than ", bytes, " bytes");
         const auto shows = [&](int peer, uint64_t sequence) {
             const Call& call = board->call(peer, sequence);
             expect(call.root == peer && call.kind == sequence % 7 &&
                        call.count == static_cast<int64_t>(sequence) * 10 + peer,
                    "rank ", peer, " posted something else for ", sequence);
             const auto byte = static_cast<std::byte>(byte_of(peer, sequence));
-            for (const std::byte have : board->parcel(peer, sequence).bytes) {
-                expect(have == byte, "the parcel of rank ", peer, " for ", sequence);
+            const Parcel& parcel = board->parcel(peer, sequence);
+            for (size_t i = sizeof(parcel.places.input); i < sizeof(parcel); ++i) {
+                expect(parcel.bytes[i] == byte, "the parcel of rank ", peer, " for ", sequence);
             }
-            const std::byte* slot = board->slot(peer, sequence);
-            for (size_t i = 0; i < board->slot_bytes(); ++i) {
-                expect(slot[i] == byte, "the slot of rank ", peer, " for ", sequence);
+            const std::byte* staged = board->staged(peer, parcel.places.input.offset);
+            for (size_t i = 0; i < bytes; ++i) {
+                expect(staged[i] == byte, "what rank ", peer, " staged for ", sequence);
             }
         };
         for (uint64_t sequence = 1; sequence <= 300; ++sequence) {
@@ -293,7 +295,8 @@ TEST_CASE("contract: the board shows this and the previous call, with parcel and
             const int byte = byte_of(transport.rank(), sequence);
             Parcel parcel;
             std::memset(parcel.bytes, byte, sizeof(parcel.bytes));
-            std::memset(board->slot(transport.rank(), sequence), byte, board->slot_bytes());
+            const std::vector<std::byte> data(bytes, static_cast<std::byte>(byte));
+            parcel.places.input.offset = board->stage(data.data(), bytes);
             board->post(mine, parcel);
             board->wake_sleepers();
             for (int peer = 0; peer < transport.size(); ++peer) {
@@ -315,36 +318,44 @@ TEST_CASE("contract: pieces are claimed once, and finishing is seen by all") {
         Board* board = transport.board();
         if (board == nullptr) return;
         constexpr uint64_t pieces = 1000;
-        for (uint64_t sequence = 1; sequence <= 20; ++sequence) {
+        const auto meet_on_board = [&](uint64_t sequence, const Parcel& parcel) {
             Envelope mine;
             mine.sequence = sequence;
-            // The slot takes what this rank claimed; all claims together are 0 to pieces - 1.
-            auto* sums = reinterpret_cast<uint64_t*>(board->slot(transport.rank(), sequence));
-            sums[0] = sums[1] = 0;
-            board->post(mine, {});
+            board->post(mine, parcel);
             board->wake_sleepers();
             for (int peer = 0; peer < transport.size(); ++peer) {
                 wait_until(transport, "a call", [&] { return board->arrived(peer, sequence); });
             }
+        };
+        // Odd operations claim, even ones tell what was claimed: all of 0 to pieces - 1 once.
+        for (uint64_t sequence = 1; sequence <= 40; sequence += 2) {
+            meet_on_board(sequence, {});
+            uint64_t claimed[2] = {};
             while (true) {
                 const uint64_t piece = board->claims(sequence).fetch_add(1);
                 if (piece >= pieces) break;
-                sums[0] += 1;
-                sums[1] += piece;
+                claimed[0] += 1;
+                claimed[1] += piece;
             }
             expect(!board->finished(transport.rank(), sequence), "finished too early");
             board->post_finished(sequence);
-            uint64_t count = 0;
-            uint64_t sum = 0;
             for (int peer = 0; peer < transport.size(); ++peer) {
                 wait_until(transport, "the end", [&] { return board->finished(peer, sequence); });
-                const auto* theirs = reinterpret_cast<const uint64_t*>(board->slot(peer, sequence));
-                count += theirs[0];
-                sum += theirs[1];
             }
-            expect(count == pieces && sum == pieces * (pieces - 1) / 2, "claimed ", count,
-                   " pieces with the sum ", sum);
             if (transport.rank() == 0) board->claims(sequence).store(0);
+            Parcel parcel{};
+            parcel.places.input.offset = board->stage(claimed, sizeof(claimed));
+            meet_on_board(sequence + 1, parcel);
+            uint64_t total[2] = {};
+            for (int peer = 0; peer < transport.size(); ++peer) {
+                uint64_t theirs[2];
+                const uint64_t place = board->parcel(peer, sequence + 1).places.input.offset;
+                std::memcpy(theirs, board->staged(peer, place), sizeof(theirs));
+                total[0] += theirs[0];
+                total[1] += theirs[1];
+            }
+            expect(total[0] == pieces && total[1] == pieces * (pieces - 1) / 2, "claimed ",
+                   total[0], " pieces with the sum ", total[1]);
         }
     });
 }
@@ -361,14 +372,14 @@ TEST_CASE("contract: nobody enters memory that was withdrawn") {
             board->wake_sleepers();
             // Rank 1 withdraws as soon as it sees that; it has to wait for us.
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
-            *board->slot(0, 1) = std::byte{1};
+            board->claims(1).store(1);
             board->leave();
             wait_until(transport, "the withdrawal", [&] { return board->finished(1, 1); });
             expect(!board->enter(), "entered memory that was withdrawn");
         } else {
             wait_until(transport, "rank 0", [&] { return board->arrived(0, 1); });
             board->withdraw();
-            expect(*board->slot(0, 1) == std::byte{1}, "did not wait for the rank inside");
+            expect(board->claims(1).load() == 1, "did not wait for the rank inside");
             board->post_finished(1);
         }
     });
