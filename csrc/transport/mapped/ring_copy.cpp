@@ -16,7 +16,7 @@ constexpr size_t shortest_measured = 2048;
 constexpr unsigned copies_between_samples = 8;
 constexpr unsigned samples_between_trials = 16;
 // The reader fetches streamed data from memory, which its side of the bill does not show here.
-constexpr double streaming_handicap = 1.5;
+constexpr double streaming_handicap = 2.5;
 constexpr double largest_rise = 1.25;
 
 void copy_by(bool streaming, std::byte* target, const std::byte* source, size_t bytes) {
