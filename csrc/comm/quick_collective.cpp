@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "base/futex.h"
+#include "reduce/reduce.h"
 
 namespace pycomm {
 namespace {
@@ -21,7 +22,8 @@ bool suits(const CollectiveContext& context, const CollectiveRequest& request) {
 // Whether all ranks have arrived before this one has looked often enough.
 bool all_arrive(const CollectiveContext& context, Board& board, uint64_t sequence) {
     int looks = 0;
-    for (int peer = 0; peer < context.transport.size(); ++peer) {
+    const int size = context.transport.size();
+    for (int peer = 0; peer < size; ++peer) {
         while (!board.arrived(peer, sequence)) {
             if (++looks <= eager_looks) continue;
             // A sleeping peer does not come by itself.
@@ -33,6 +35,22 @@ bool all_arrive(const CollectiveContext& context, Board& board, uint64_t sequenc
     return true;
 }
 
+// An all_reduce of so little that all inputs are in lines needs no preparation.
+bool reduce_lines(const DirectCall& call, const Board& board, int size, const Posted& posted) {
+    constexpr int most_ranks = 16;
+    if (call.kind != OpKind::all_reduce || posted.envelope.input_at != Where::line ||
+        size > most_ranks) {
+        return false;
+    }
+    const void* sources[most_ranks];
+    for (int rank = 0; rank < size; ++rank) {
+        sources[rank] = board.parcel(rank, call.sequence).bytes;
+    }
+    reduce(call.output.data, sources, size, static_cast<size_t>(call.input.count), call.input.dtype,
+           call.op, size);
+    return true;
+}
+
 }  // namespace
 
 QuickResult run_quick(CollectiveContext& context, const CollectiveRequest& request,
@@ -40,6 +58,7 @@ QuickResult run_quick(CollectiveContext& context, const CollectiveRequest& reque
     if (!suits(context, request)) return QuickResult::unsuited;
     Transport& transport = context.transport;
     Board& board = *transport.board();
+    const int size = transport.size();
     const uint64_t sequence = context.sequence + 1;
     const DirectCall call = make_direct(request, sequence, transport.rank());
     posted.envelope = make_envelope(request, sequence, Algorithm::direct);
@@ -52,12 +71,10 @@ QuickResult run_quick(CollectiveContext& context, const CollectiveRequest& reque
     const bool all_here = all_arrive(context, board, sequence);
     board.wake_sleepers();
     if (!all_here) return QuickResult::posted;
-    for (int peer = 0; peer < transport.size(); ++peer) {
-        const Call& theirs = board.call(peer, sequence);
-        if (!same_call(posted.envelope, theirs) || theirs.algorithm != posted.envelope.algorithm) {
-            return QuickResult::posted;
-        }
+    for (int peer = 0; peer < size; ++peer) {
+        if (!same_call(posted.envelope, board.call(peer, sequence))) return QuickResult::posted;
     }
+    if (reduce_lines(call, board, size, posted)) return QuickResult::finished;
     if (choose_route(transport, call) != Route::one_shot) return QuickResult::posted;
     DirectRunner runner(transport, call, Route::one_shot, context.scratch);
     while (!runner.done()) runner.progress();

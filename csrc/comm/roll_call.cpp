@@ -2,6 +2,8 @@
 #include "comm/roll_call.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 #include "algorithms/algorithms.h"
 #include "schedule/schedule.h"
@@ -48,10 +50,9 @@ std::string to_string(const Call& call, uint64_t sequence) {
 }
 
 bool same_call(const Call& mine, const Call& theirs) {
-    return mine.kind == theirs.kind && mine.dtype == theirs.dtype && mine.op == theirs.op &&
-           mine.root == theirs.root && mine.rows == theirs.rows &&
-           mine.counts_hash == theirs.counts_hash &&
-           (is_plain_scatter(mine) || mine.count == theirs.count);
+    if (std::memcmp(&mine, &theirs, offsetof(Call, input_at)) == 0) return true;
+    return is_plain_scatter(mine) && is_plain_scatter(theirs) && mine.dtype == theirs.dtype &&
+           mine.root == theirs.root && mine.counts_hash == theirs.counts_hash;
 }
 
 RollCall::RollCall(Transport& transport, const Envelope& mine, const Parcel& parcel, bool posted)
@@ -125,13 +126,13 @@ void RollCall::fail(int rank, const Call& mine, int peer, const Call& theirs,
 
 void RollCall::compare(int peer, const Call& theirs) {
     if (!same_call(mine_, theirs) || sequence_of(peer) != mine_.sequence) {
-        fail(transport_.rank(), mine_, peer, theirs, "");
-    }
-    if (mine_.algorithm != theirs.algorithm) {
-        fail(transport_.rank(), mine_, peer, theirs,
-             concat(", with the algorithms ",
-                    algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
-                    algorithm_name(static_cast<Algorithm>(theirs.algorithm))));
+        std::string detail;
+        if (mine_.algorithm != theirs.algorithm) {
+            detail = concat(", with the algorithms ",
+                            algorithm_name(static_cast<Algorithm>(mine_.algorithm)), " and ",
+                            algorithm_name(static_cast<Algorithm>(theirs.algorithm)));
+        }
+        fail(transport_.rank(), mine_, peer, theirs, detail);
     }
     if (is_plain_scatter(mine_)) compare_scatter(peer, theirs);
 }

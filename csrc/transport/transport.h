@@ -81,7 +81,7 @@ struct Call {
     uint8_t op = 0;            // ReduceOp
     uint8_t algorithm = 0;     // Algorithm
     uint8_t rows = 0;          // what count and counts_hash mean where counts follow from rows
-    // Not compared: ranks keep their arrays where they like.
+    // Not compared, from here on: ranks keep their arrays where they like.
     Where input_at = Where::nowhere;
     Where output_at = Where::nowhere;
     uint8_t in_place = 0;  // the output is (part of) the input
@@ -111,6 +111,15 @@ union Parcel {
 };
 static_assert(sizeof(Parcel) == 32);
 
+// One rank's call, its parcel and their arrival flag, which is the number of the operation, in one
+// cache line.
+struct alignas(64) BoardLine {
+    std::atomic<uint64_t> arrived;
+    Call call;
+    Parcel parcel;
+};
+static_assert(sizeof(BoardLine) == 64);
+
 // Mapped memory in which every rank posts its envelope and sees all others', with room for small
 // inputs beside it.
 //
@@ -118,23 +127,33 @@ static_assert(sizeof(Parcel) == 32);
 // s before all have posted s - 1, and a rank that has posted s - 1 has done with s - 2.
 class Board {
   public:
+    // `lines`: two per rank.
+    Board(BoardLine* lines, int rank) : lines_(lines), rank_(rank) {}
     virtual ~Board() = default;
+
+    // Publishes `envelope`, `parcel` and what was staged. wake_sleepers has to follow, at the
+    // latest before this rank returns from the operation or sleeps itself: what comes in between
+    // runs while the line is on its way.
+    void post(const Envelope& envelope, const Parcel& parcel) {
+        BoardLine& mine = line(rank_, envelope.sequence);
+        mine.call = envelope;
+        mine.parcel = parcel;
+        mine.arrived.store(envelope.sequence, std::memory_order_release);
+    }
+    virtual void wake_sleepers() = 0;
+    bool arrived(int peer, uint64_t sequence) const {
+        return line(peer, sequence).arrived.load(std::memory_order_acquire) == sequence;
+    }
+    // Of a rank that has arrived.
+    const Call& call(int peer, uint64_t sequence) const { return line(peer, sequence).call; }
+    const Parcel& parcel(int peer, uint64_t sequence) const { return line(peer, sequence).parcel; }
+
     // Copies `bytes` bytes, at most largest_staged(), to where the others may read them from the
     // next post to the end of that operation; returns their place for `staged`. Memory is used
     // round and round, so that a piece has left the readers' caches before it is written again.
     virtual uint64_t stage(const void* data, size_t bytes) = 0;
     virtual const std::byte* staged(int rank, uint64_t offset) const = 0;
     virtual size_t largest_staged() const = 0;
-    // Publishes `envelope`, `parcel` and what was staged. wake_sleepers has to follow, at the
-    // latest before this rank returns from the operation or sleeps itself: what comes in between
-    // runs while the line is on its way.
-    virtual void post(const Envelope& envelope, const Parcel& parcel) = 0;
-    virtual void wake_sleepers() = 0;
-    virtual bool arrived(int peer, uint64_t sequence) const = 0;
-    // Of a peer that has arrived, or of the own rank.
-    virtual const Call& call(int peer, uint64_t sequence) const = 0;
-    virtual const Parcel& parcel(int peer, uint64_t sequence) const = 0;
-
     // The closing of an operation that works on mapped memory: this rank has done its share of
     // `sequence` and will not touch memory of others for it any more.
     virtual void post_finished(uint64_t sequence) = 0;
@@ -148,6 +167,14 @@ class Board {
     virtual bool enter() = 0;
     virtual void leave() = 0;
     virtual void withdraw() = 0;
+
+  private:
+    BoardLine& line(int rank, uint64_t sequence) const {
+        return lines_[2 * static_cast<size_t>(rank) + (sequence & 1)];
+    }
+
+    BoardLine* lines_;
+    int rank_;
 };
 
 // Why a communicator is broken; the first one posted wins and reaches every rank.

@@ -44,14 +44,6 @@ struct alignas(cache_line) Doorbell {
     std::atomic<int64_t> waiting_at;
 };
 
-// An envelope and its arrival flag in one cache line. The flag is the operation's sequence number.
-struct alignas(cache_line) BoardLine {
-    std::atomic<uint64_t> arrived;
-    Call call;
-    Parcel parcel;
-};
-static_assert(sizeof(BoardLine) == cache_line);
-
 // How far one rank is in operations that work on mapped memory; written by it alone.
 struct alignas(cache_line) ProgressLine {
     std::atomic<uint64_t> finished;   // sequence number of the last one it has done its share of
@@ -93,9 +85,8 @@ class Layout {
     ClaimLine& claim_line(std::byte* base, uint64_t sequence) const {
         return reinterpret_cast<ClaimLine*>(base + claims_)[sequence & 1];
     }
-    BoardLine& board_line(std::byte* base, int rank, uint64_t sequence) const {
-        const size_t index = 2 * static_cast<size_t>(rank) + (sequence & 1);
-        return reinterpret_cast<BoardLine*>(base + board_)[index];
+    BoardLine* board_lines(std::byte* base) const {
+        return reinterpret_cast<BoardLine*>(base + board_);
     }
     std::byte* stage(std::byte* base, int rank) const {
         return base + stages_ + static_cast<size_t>(rank) * stage_bytes_;

@@ -24,7 +24,7 @@ int64_t steady_nanoseconds() {
 }  // namespace
 
 MappedTransport::MappedTransport(int rank, Layout layout, std::byte* base)
-    : rank_(rank), layout_(layout), base_(base) {
+    : Board(layout.board_lines(base), rank), rank_(rank), layout_(layout), base_(base) {
     channels_.resize(static_cast<size_t>(size()) * stream_count);
     for (int peer = 0; peer < size(); ++peer) {
         if (peer == rank) continue;
@@ -95,26 +95,6 @@ const std::byte* MappedTransport::staged(int rank, uint64_t offset) const {
 // Two operations are under way at most, so even a few pieces in the whole would do.
 size_t MappedTransport::largest_staged() const {
     return layout_.stage_bytes() / 64;
-}
-
-void MappedTransport::post(const Envelope& envelope, const Parcel& parcel) {
-    BoardLine& line = layout_.board_line(base_, rank_, envelope.sequence);
-    line.call = envelope;
-    line.parcel = parcel;
-    line.arrived.store(envelope.sequence, std::memory_order_release);
-}
-
-bool MappedTransport::arrived(int peer, uint64_t sequence) const {
-    const BoardLine& line = layout_.board_line(base_, peer, sequence);
-    return line.arrived.load(std::memory_order_acquire) == sequence;
-}
-
-const Call& MappedTransport::call(int peer, uint64_t sequence) const {
-    return layout_.board_line(base_, peer, sequence).call;
-}
-
-const Parcel& MappedTransport::parcel(int peer, uint64_t sequence) const {
-    return layout_.board_line(base_, peer, sequence).parcel;
 }
 
 void MappedTransport::post_finished(uint64_t sequence) {

@@ -40,11 +40,7 @@ class MappedTransport : public Transport, private Board {
     uint64_t stage(const void* data, size_t bytes) override;
     const std::byte* staged(int rank, uint64_t offset) const override;
     size_t largest_staged() const override;
-    void post(const Envelope& envelope, const Parcel& parcel) override;
     void wake_sleepers() override;
-    bool arrived(int peer, uint64_t sequence) const override;
-    const Call& call(int peer, uint64_t sequence) const override;
-    const Parcel& parcel(int peer, uint64_t sequence) const override;
     void post_finished(uint64_t sequence) override;
     bool finished(int peer, uint64_t sequence) const override;
     std::atomic<uint64_t>& claims(uint64_t sequence) override;
