@@ -1,6 +1,7 @@
 // Where inputs and outputs are, and the way that follows from it.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "direct/direct.h"
@@ -41,6 +42,18 @@ size_t stage_limit(const DirectCall& call, const Board& board, int size) {
     const size_t all = board.largest_staged();
     if (!reduces_for_all(call.kind) || size <= 2) return all;
     return std::max<size_t>(all * reduction_share / static_cast<size_t>(size), 256);
+}
+
+// What of the input only this rank itself needs.
+Board::Hole own_part(const DirectCall& call, int rank) {
+    const bool splits = call.kind == OpKind::reduce_scatter || call.kind == OpKind::scatter ||
+                        call.kind == OpKind::all_to_all;
+    if (!splits || call.counts.empty()) return {};
+    const size_t element = dtype_size(call.input.dtype);
+    const auto own = call.counts.begin() + rank;
+    const auto before =
+        static_cast<size_t>(std::accumulate(call.counts.begin(), own, int64_t{0})) * element;
+    return {before, before + static_cast<size_t>(*own) * element};
 }
 
 int64_t told(Transport& transport, const DirectCall& call, int teller, int index) {
@@ -86,7 +99,7 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
         parcel.places.input = *place;
     } else if (fits) {
         envelope.input_at = Where::staged;
-        parcel.places.input.offset = board.stage(call.input.data, bytes);
+        parcel.places.input.offset = board.stage(call.input.data, bytes, own_part(call, rank));
     } else {
         envelope.input_at = Where::hidden;
     }

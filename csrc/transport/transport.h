@@ -149,9 +149,15 @@ class Board {
     const Parcel& parcel(int peer, uint64_t sequence) const { return line(peer, sequence).parcel; }
 
     // Copies `bytes` bytes, at most largest_staged(), to where the others may read them from the
-    // next post to the end of that operation; returns their place for `staged`. Memory is used
-    // round and round, so that a piece has left the readers' caches before it is written again.
-    virtual uint64_t stage(const void* data, size_t bytes) = 0;
+    // next post to the end of that operation; returns their place for `staged`. The bytes of
+    // `hole`, which nobody needs, are left out. Memory is used round and round, so that a piece has
+    // left the readers' caches before it is written again.
+    struct Hole {
+        size_t begin = 0;
+        size_t end = 0;
+    };
+    virtual uint64_t stage(const void* data, size_t bytes, Hole hole) = 0;
+    uint64_t stage(const void* data, size_t bytes) { return stage(data, bytes, {}); }
     virtual const std::byte* staged(int rank, uint64_t offset) const = 0;
     virtual size_t largest_staged() const = 0;
     // The closing of an operation that works on mapped memory: this rank has done its share of

@@ -78,13 +78,19 @@ void MappedTransport::wake_sleepers() {
     }
 }
 
-uint64_t MappedTransport::stage(const void* data, size_t bytes) {
+uint64_t MappedTransport::stage(const void* data, size_t bytes, Hole hole) {
     const size_t room = (bytes + cache_line - 1) / cache_line * cache_line;
     if (stage_next_ + room > layout_.stage_bytes()) stage_next_ = 0;
     const size_t offset = stage_next_;
     stage_next_ += room;
-    stage_copy_.copy(layout_.stage(base_, rank_) + offset, static_cast<const std::byte*>(data),
-                     bytes);
+    const auto* from = static_cast<const std::byte*>(data);
+    std::byte* to = layout_.stage(base_, rank_) + offset;
+    if (hole.begin > 0 || hole.end == 0) {
+        stage_copy_.copy(to, from, hole.end == 0 ? bytes : hole.begin);
+    }
+    if (hole.end > 0 && hole.end < bytes) {
+        stage_copy_.copy(to + hole.end, from + hole.end, bytes - hole.end);
+    }
     return offset;
 }
 
@@ -92,9 +98,9 @@ const std::byte* MappedTransport::staged(int rank, uint64_t offset) const {
     return layout_.stage(base_, rank) + offset;
 }
 
-// Two operations are under way at most, so even a few pieces in the whole would do.
+// Two operations are under way at most.
 size_t MappedTransport::largest_staged() const {
-    return layout_.stage_bytes() / 64;
+    return layout_.stage_bytes() / 4;
 }
 
 void MappedTransport::post_finished(uint64_t sequence) {

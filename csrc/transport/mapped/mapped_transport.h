@@ -37,7 +37,7 @@ class MappedTransport : public Transport, private Board {
     void leave_group();
 
   private:
-    uint64_t stage(const void* data, size_t bytes) override;
+    uint64_t stage(const void* data, size_t bytes, Hole hole) override;
     const std::byte* staged(int rank, uint64_t offset) const override;
     size_t largest_staged() const override;
     void wake_sleepers() override;
