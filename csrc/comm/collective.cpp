@@ -134,8 +134,8 @@ void CollectiveTask::enter_direct() {
         choose_plan();
         return enter_running();
     }
-    direct_runner_.emplace(transport, *direct_, route, context_.scratch);
-    stage_ = direct_runner_->done() ? Stage::complete : Stage::direct;
+    direct_work_ = make_work(transport, *direct_, route, context_.scratch);
+    stage_ = direct_work_->done() ? Stage::complete : Stage::direct;
 }
 
 bool CollectiveTask::progress() {
@@ -150,8 +150,8 @@ bool CollectiveTask::progress() {
         direct_ ? enter_direct() : enter_counts();
     }
     if (stage_ == Stage::direct) {
-        moved |= direct_runner_->progress();
-        if (direct_runner_->done()) stage_ = Stage::complete;
+        moved |= direct_work_->progress();
+        if (direct_work_->done()) stage_ = Stage::complete;
         return moved;
     }
     if (stage_ == Stage::counts) {
@@ -247,7 +247,7 @@ void CollectiveTask::enter_complete() {
 
 std::vector<int> CollectiveTask::waiting_on() const {
     if (stage_ == Stage::roll_call) return roll_call_->absent();
-    if (stage_ == Stage::direct) return direct_runner_->waiting_on();
+    if (stage_ == Stage::direct) return direct_work_->waiting_on();
     return runner_ ? runner_->waiting_on() : std::vector<int>{};
 }
 

@@ -92,7 +92,7 @@ class CollectiveTask final : public Task {
     std::shared_ptr<const Schedule> plan_;  // null: the roll call is all there is to do
     std::optional<RollCall> roll_call_;
     std::optional<DirectCall> direct_;  // when it may be done on mapped memory
-    std::optional<DirectRunner> direct_runner_;
+    std::unique_ptr<DirectWork> direct_work_;
     std::optional<ScheduleRunner> runner_;
     // 16-bit floats that are summed hop by hop travel as float32.
     bool widened_ = false;

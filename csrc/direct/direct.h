@@ -11,7 +11,8 @@
 //                arrays go back to their owners. Reductions to one or all ranks are split by
 //                slices, each computed once and written to every rank that wants it; long ones in
 //                pieces that ranks take as they are free, so a rank without a core holds up nobody.
-//   none         some input is in private memory: the caller runs a schedule instead.
+//   chunked      some input of an all-reduce is in private memory: see chunked_reduction.h.
+//   none         the same for other operations: the caller runs a schedule instead.
 //
 // All ranks choose alike, since all see all lines. A sum is the tree of reduce.h over ranks
 // whatever the way, the piece and the rank that computes it.
@@ -21,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -60,7 +62,7 @@ struct DirectCall {
 // whether peers can write the output.
 void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope, Parcel& parcel);
 
-enum class Route : uint8_t { none, one_shot, shared };
+enum class Route : uint8_t { none, one_shot, shared, chunked };
 
 // The way that all ranks take, once all have arrived.
 Route choose_route(Transport& transport, const DirectCall& call);
@@ -69,6 +71,9 @@ Route choose_route(Transport& transport, const DirectCall& call);
 // from `from`, once they have arrived.
 int64_t told_send(Transport& transport, const DirectCall& call, int from, int to);
 int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to);
+
+// Results of at least so many bytes are written past the caches.
+inline constexpr size_t smallest_streamed_result = 16 << 20;
 
 // One piece of an input that goes to the output as it is.
 struct DirectCopy {
@@ -85,16 +90,28 @@ struct DirectScratch {
     std::vector<DirectCopy> copies;
 };
 
-// Carries out a call whose ranks have all arrived.
-class DirectRunner {
+// A call whose ranks have all arrived, on its way.
+class DirectWork {
+  public:
+    virtual ~DirectWork() = default;
+    // Works for some ten microseconds at most; returns whether anything moved.
+    virtual bool progress() = 0;
+    virtual bool done() const = 0;
+    // The ranks that this one cannot go on without.
+    virtual std::vector<int> waiting_on() const = 0;
+};
+
+std::unique_ptr<DirectWork> make_work(Transport& transport, const DirectCall& call, Route route,
+                                      DirectScratch& scratch);
+
+// One-shot and shared calls.
+class DirectRunner final : public DirectWork {
   public:
     DirectRunner(Transport& transport, const DirectCall& call, Route route, DirectScratch& scratch);
 
-    // Works for some ten microseconds at most; returns whether anything moved.
-    bool progress();
-    bool done() const { return stage_ == Stage::done; }
-    // The ranks that have not finished their share.
-    std::vector<int> waiting_on() const;
+    bool progress() override;
+    bool done() const override { return stage_ == Stage::done; }
+    std::vector<int> waiting_on() const override;
 
   private:
     enum class Stage : uint8_t { working, closing, done };

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "direct/chunked_reduction.h"
 #include "direct/direct.h"
 #include "reduce/reduce.h"
 #include "transport/mapped/stream_copy.h"
@@ -12,8 +13,6 @@ namespace {
 
 // Bytes of a result that a rank computes before it looks at anything else.
 constexpr size_t piece_bytes = 128 << 10;
-// Results of at least this are written past the caches.
-constexpr size_t smallest_stream = 16 << 20;
 // From here on ranks take pieces as they are free, instead of a slice each that stays in the cache.
 constexpr size_t smallest_claimed = 1 << 20;
 constexpr size_t scratch_bytes = 4 << 10;
@@ -23,6 +22,14 @@ size_t offset_of(std::span<const int64_t> counts, int rank) {
 }
 
 }  // namespace
+
+std::unique_ptr<DirectWork> make_work(Transport& transport, const DirectCall& call, Route route,
+                                      DirectScratch& scratch) {
+    if (route == Route::chunked) {
+        return std::make_unique<ChunkedReduction>(transport, call, scratch);
+    }
+    return std::make_unique<DirectRunner>(transport, call, route, scratch);
+}
 
 DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route route,
                            DirectScratch& scratch)
@@ -40,7 +47,7 @@ DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route r
     sources_.clear();
     targets_.clear();
     copies_.clear();
-    streams_ = call.output.bytes() >= smallest_stream;
+    streams_ = call.output.bytes() >= smallest_streamed_result;
     switch (call.kind) {
         case OpKind::all_reduce:
         case OpKind::reduce:
@@ -107,7 +114,7 @@ void DirectRunner::plan_reduction() {
 void DirectRunner::split_reduction() {
     const int64_t count = call_.input.count;
     const size_t bytes = call_.input.bytes();
-    streams_ = bytes >= smallest_stream;
+    streams_ = bytes >= smallest_streamed_result;
     claims_ = bytes >= smallest_claimed;
     if (claims_) return;
     // Slices in whole cache lines.

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "direct/chunked_reduction.h"
 #include "direct/direct.h"
 
 namespace pycomm {
@@ -12,9 +13,6 @@ namespace {
 // Above this an input that peers have mapped is read where it lies: then copying it costs more than
 // waiting for all ranks once more at the end.
 constexpr size_t largest_copied_bytes = 8 << 10;
-// Every rank reads all staged inputs of a reduction; with more ranks the ways in which each element
-// is read by one rank only pay earlier.
-constexpr size_t reduction_share = 2;
 
 bool reduces_for_all(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce;
@@ -38,10 +36,12 @@ bool takes(const DirectCall& call, int rank) {
     return call.kind == OpKind::all_reduce || (call.kind == OpKind::reduce && rank == call.root);
 }
 
+// Every rank reads all staged inputs of a reduction; with more than two ranks the ways in which
+// each element is read by one rank only pay early.
 size_t stage_limit(const DirectCall& call, const Board& board, int size) {
     const size_t all = board.largest_staged();
     if (!reduces_for_all(call.kind) || size <= 2) return all;
-    return std::max<size_t>(all * reduction_share / static_cast<size_t>(size), 256);
+    return std::max<size_t>(all / (2 * static_cast<size_t>(size)), 256);
 }
 
 // What of the input only this rank itself needs.
@@ -115,21 +115,24 @@ int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to
 
 Route choose_route(Transport& transport, const DirectCall& call) {
     const Board& board = *transport.board();
+    bool hidden = false;
     bool mapped = false;
     bool overwrites = false;  // some mapped input is an output, too
     bool outputs_mapped = true;
     for (int rank = 0; rank < transport.size(); ++rank) {
         const Call& theirs = board.call(rank, call.sequence);
-        if (theirs.input_at == Where::hidden) return Route::none;
+        hidden = hidden || theirs.input_at == Where::hidden;
         const bool lies_mapped = theirs.input_at == Where::mapped;
         mapped = mapped || lies_mapped;
         overwrites = overwrites || (lies_mapped && theirs.in_place != 0);
         if (takes(call, rank)) outputs_mapped &= theirs.output_at == Where::mapped;
     }
-    if (!mapped) return Route::one_shot;
     // Ranks that compute all of it for themselves alone must not write what others still read.
-    if (call.kind == OpKind::all_reduce && !outputs_mapped && overwrites) return Route::none;
-    return Route::shared;
+    hidden = hidden || (call.kind == OpKind::all_reduce && !outputs_mapped && overwrites);
+    if (hidden) {
+        return ChunkedReduction::suits(transport, call) ? Route::chunked : Route::none;
+    }
+    return mapped ? Route::shared : Route::one_shot;
 }
 
 }  // namespace pycomm

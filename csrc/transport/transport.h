@@ -160,6 +160,17 @@ class Board {
     uint64_t stage(const void* data, size_t bytes) { return stage(data, bytes, {}); }
     virtual const std::byte* staged(int rank, uint64_t offset) const = 0;
     virtual size_t largest_staged() const = 0;
+
+    // All of the staging memory, for an operation that has it to itself from the time when all have
+    // arrived until it has seen all others end. `write` is the copy of stage, to a place of choice.
+    virtual size_t area_bytes() const = 0;
+    virtual void write(uint64_t offset, const void* data, size_t bytes) = 0;
+    // How far a rank is in such an operation: numbers that only grow, also from one operation to
+    // the next.
+    enum class Phase : uint8_t { staged, reduced, consumed };
+    static constexpr int phases = 3;
+    virtual void post_progress(Phase phase, uint64_t value) = 0;
+    virtual uint64_t progress(int peer, Phase phase) const = 0;
     // The closing of an operation that works on mapped memory: this rank has done its share of
     // `sequence` and will not touch memory of others for it any more.
     virtual void post_finished(uint64_t sequence) = 0;

@@ -49,6 +49,7 @@ struct alignas(cache_line) ProgressLine {
     std::atomic<uint64_t> finished;   // sequence number of the last one it has done its share of
     std::atomic<uint32_t> inside;     // it is touching memory of others
     std::atomic<uint32_t> withdrawn;  // its memory must not be touched any more
+    std::atomic<uint64_t> phases[Board::phases];
 };
 
 // Pieces of one operation that were taken; rank 0 sets it back.

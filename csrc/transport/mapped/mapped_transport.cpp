@@ -103,6 +103,22 @@ size_t MappedTransport::largest_staged() const {
     return layout_.stage_bytes() / 4;
 }
 
+void MappedTransport::write(uint64_t offset, const void* data, size_t bytes) {
+    stage_copy_.copy(layout_.stage(base_, rank_) + offset, static_cast<const std::byte*>(data),
+                     bytes);
+}
+
+void MappedTransport::post_progress(Phase phase, uint64_t value) {
+    auto& own = layout_.progress_line(base_, rank_).phases[static_cast<int>(phase)];
+    own.store(value, std::memory_order_release);
+    wake_sleepers();
+}
+
+uint64_t MappedTransport::progress(int peer, Phase phase) const {
+    const auto& theirs = layout_.progress_line(base_, peer).phases[static_cast<int>(phase)];
+    return theirs.load(std::memory_order_acquire);
+}
+
 void MappedTransport::post_finished(uint64_t sequence) {
     layout_.progress_line(base_, rank_).finished.store(sequence, std::memory_order_release);
     wake_sleepers();

@@ -40,6 +40,10 @@ class MappedTransport : public Transport, private Board {
     uint64_t stage(const void* data, size_t bytes, Hole hole) override;
     const std::byte* staged(int rank, uint64_t offset) const override;
     size_t largest_staged() const override;
+    size_t area_bytes() const override { return layout_.stage_bytes(); }
+    void write(uint64_t offset, const void* data, size_t bytes) override;
+    void post_progress(Phase phase, uint64_t value) override;
+    uint64_t progress(int peer, Phase phase) const override;
     void wake_sleepers() override;
     void post_finished(uint64_t sequence) override;
     bool finished(int peer, uint64_t sequence) const override;
