@@ -16,9 +16,11 @@ from pycomm.errors import (
     CommError,
     CommTimeoutError,
     MismatchError,
+    OutOfMemoryError,
     PeerLostError,
     TransportError,
 )
+from pycomm.shared_allocator import shared_allocator
 from pycomm.work import Work
 from pycomm.world import init, thread_world
 
@@ -29,10 +31,12 @@ __all__ = [
     "CommTimeoutError",
     "Communicator",
     "MismatchError",
+    "OutOfMemoryError",
     "PeerLostError",
     "TransportError",
     "Work",
     "__version__",
     "init",
+    "shared_allocator",
     "thread_world",
 ]

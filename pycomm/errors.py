@@ -15,6 +15,7 @@ __all__ = [
     "CommError",
     "CommTimeoutError",
     "MismatchError",
+    "OutOfMemoryError",
     "PeerLostError",
     "TransportError",
 ]
@@ -71,3 +72,7 @@ class TransportError(CommError, OSError):
 
 class AbortedError(CommError):
     """The communicator was aborted, closed or interrupted, by this rank or another."""
+
+
+class OutOfMemoryError(CommError, MemoryError):
+    """There is not enough memory for an array that was asked for. The communicator is intact."""

@@ -10,5 +10,6 @@
     X(timeout,   4, CommTimeoutError, "a peer did not arrive before the deadline")       \
     X(peer_lost, 5, PeerLostError,    "a peer's process has ended")                      \
     X(transport, 6, TransportError,   "the operating system refused a resource")         \
-    X(aborted,   7, AbortedError,     "the communicator was aborted or interrupted")
+    X(aborted,   7, AbortedError,     "the communicator was aborted or interrupted")     \
+    X(memory,    8, OutOfMemoryError, "memory for an array cannot be had")
 // clang-format on

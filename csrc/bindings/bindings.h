@@ -21,6 +21,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_bootstrap(py::module_& module);
 void bind_communicator(py::module_& module);
+void bind_allocator(py::module_& module);
 
 // A Buffer over a contiguous array. Throws ArgumentError for other layouts, unknown dtypes, and
 // arrays that are read-only although `writable` is asked for. None gives an empty buffer of

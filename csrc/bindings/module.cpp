@@ -2,7 +2,6 @@
 #include "base/env.h"
 #include "bindings/bindings.h"
 #include "reduce/reduce.h"
-#include "transport/shm/shared_region.h"
 
 PYBIND11_MODULE(_core, module) {
     namespace bindings = pycomm::bindings;
@@ -10,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
     bindings::bind_errors(module);
     bindings::bind_bootstrap(module);
     bindings::bind_communicator(module);
+    bindings::bind_allocator(module);
     module.def("reduce_kernel_name", &pycomm::reduce_kernel_name,
                "The instruction set of the reduction kernels: plain, avx2 or avx512.");
     module.def("begin_exit", &bindings::begin_exit,

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <numeric>
 
+#include "base/free_memory.h"
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "comm/group_bootstrap.h"
@@ -17,6 +20,30 @@ namespace {
 // How long a quick call waits before the engine, which knows deadlines and signals, waits on.
 constexpr int quick_spins = 400;
 constexpr int quick_yields = 20;
+
+// Zeroed; null when there is none, and then `why` says so.
+std::shared_ptr<std::byte> ordinary_memory(size_t bytes, std::string& why) {
+    constexpr size_t page = 4096;
+    const FreeMemory free = free_memory();
+    void* memory = nullptr;
+    // Memory that is promised but not there would end the process at its first use.
+    if (bytes < free.bytes) memory = std::aligned_alloc(page, (bytes / page + 1) * page);
+    if (memory == nullptr) {
+        why = concat("wanted ", mebibytes(bytes), " of memory, free are ", mebibytes(free.bytes), " (",
+                     free.source, ")");
+        return nullptr;
+    }
+    std::memset(memory, 0, bytes);
+    return {static_cast<std::byte*>(memory), [](std::byte* pointer) { std::free(pointer); }};
+}
+
+std::shared_ptr<std::byte> from_heap(const std::shared_ptr<Heap>& heap, size_t bytes,
+                                     std::string& why) {
+    void* memory = heap->allocate(bytes, true, why);
+    if (memory == nullptr) return nullptr;
+    return {static_cast<std::byte*>(memory),
+            [heap](std::byte* pointer) { heap->deallocate(pointer); }};
+}
 
 std::unique_ptr<Transport> connect(Bootstrap& bootstrap, const Env& env, const Topology& topology,
                                    const Deadline& deadline) {
@@ -208,42 +235,68 @@ std::function<void()> Communicator::watch(std::vector<int> members,
     };
 }
 
-std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
-                                                   const Engine::InterruptHook& hook) {
-    PYCOMM_CHECK(bytes >= 0, argument, "size is ", bytes, " bytes, expected 0 or more");
+// Compares a call that sets something up, and returns a bootstrap among all ranks.
+GroupBootstrap Communicator::meet_for_memory(int64_t bytes, const Engine::InterruptHook& hook) {
     std::vector<int> everyone(static_cast<size_t>(size_));
-    for (int rank = 0; rank < size_; ++rank) everyone[static_cast<size_t>(rank)] = rank;
+    std::iota(everyone.begin(), everyone.end(), 0);
     check_process();
     engine_->check_usable();
     CollectiveRequest request;
     request.kind = OpKind::barrier;
     request.called = OpKind::empty;
     request.input = {nullptr, bytes, DataType::uint8};
-    const auto task = collective(std::move(request), std::nullopt);
-    run({&task, 1}, hook);
-    const InterruptScope scope(watch(everyone, hook));
-    GroupBootstrap bootstrap(*this, std::move(everyone), hook);
-    // Compared again for those who leave the check of calls out.
-    const Deadline limit = deadline(std::nullopt);
-    const auto sizes = bootstrap.all_gather(std::to_string(bytes), limit);
-    for (size_t other = 0; other < sizes.size(); ++other) {
-        if (sizes[other] == std::to_string(bytes)) continue;
-        throw Error(ErrorCode::mismatch,
-                    concat("empty: rank ", rank_, " asked for ", bytes, " bytes but rank ", other,
-                           " for ", sizes[other], "; all ranks must ask for the same"),
-                    {static_cast<int>(other)});
+    run_now(std::move(request), std::nullopt, hook);
+    return GroupBootstrap(*this, std::move(everyone), hook);
+}
+
+std::shared_ptr<Heap> Communicator::open_heap(Bootstrap& bootstrap) {
+    if (!heap_opened_) {
+        transport_->open_heap(bootstrap, deadline(std::nullopt));
+        heap_opened_ = true;
     }
-    // One region holds the parts of all ranks, each on pages of its own.
-    constexpr size_t page = 4096;
-    const size_t part = (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + page - 1) / page * page;
-    auto region = transport_->make_region(bootstrap, part * static_cast<size_t>(size_), limit);
-    if (!region) {
-        auto* memory = static_cast<std::byte*>(std::aligned_alloc(page, part));
-        if (memory == nullptr) throw std::bad_alloc();
-        std::memset(memory, 0, part);
-        return std::shared_ptr<std::byte>(memory, [](std::byte* pointer) { std::free(pointer); });
+    return transport_->heap();
+}
+
+std::shared_ptr<Heap> Communicator::heap(const Engine::InterruptHook& hook) {
+    GroupBootstrap bootstrap = meet_for_memory(0, hook);
+    const InterruptScope scope(watch(bootstrap.members(), hook));
+    return open_heap(bootstrap);
+}
+
+std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
+                                                   const Engine::InterruptHook& hook) {
+    PYCOMM_CHECK(bytes >= 0, argument, "size is ", bytes, " bytes, expected 0 or more");
+    GroupBootstrap bootstrap = meet_for_memory(bytes, hook);
+    const InterruptScope scope(watch(bootstrap.members(), hook));
+    const auto heap = open_heap(bootstrap);
+    std::string why;
+    auto memory = heap ? from_heap(heap, static_cast<size_t>(bytes), why)
+                       : ordinary_memory(static_cast<size_t>(bytes), why);
+    // Sizes are compared again for those who leave the check of calls out.
+    const std::string size = std::to_string(bytes);
+    const auto reports = bootstrap.all_gather(concat(size, ' ', why), deadline(std::nullopt));
+    for (size_t other = 0; other < reports.size(); ++other) {
+        const size_t space = reports[other].find(' ');
+        const std::string theirs = reports[other].substr(0, space);
+        if (theirs != size) {
+            throw Error(ErrorCode::mismatch,
+                        concat("empty: rank ", rank_, " asked for ", size, " bytes but rank ",
+                               other, " for ", theirs, "; all ranks must ask for the same"),
+                        {static_cast<int>(other)});
+        }
+        if (space + 1 < reports[other].size()) {
+            throw Error(ErrorCode::memory,
+                        concat("empty: rank ", other, " cannot have ", size,
+                               " bytes: ", reports[other].substr(space + 1)),
+                        {static_cast<int>(other)});
+        }
     }
-    return std::shared_ptr<std::byte>(region, region->data() + part * static_cast<size_t>(rank_));
+    return memory;
+}
+
+bool Communicator::is_symmetric(const void* data, size_t bytes) {
+    const std::lock_guard lock(close_mutex_);
+    return !forked() && transport_ && transport_->locate(data, bytes).has_value();
 }
 
 void Communicator::abort(const std::string& reason) {

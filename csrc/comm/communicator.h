@@ -15,6 +15,8 @@
 
 namespace pycomm {
 
+class GroupBootstrap;
+
 // Operations are made as tasks, then run (blocking) or submitted (asynchronous). The memory of a
 // task's buffers must stay valid until the task is finished. Thread-safe; collectives must be
 // issued in the same order on all ranks.
@@ -55,8 +57,16 @@ class Communicator {
     std::unique_ptr<Communicator> split(std::optional<int> color, int key,
                                         const Engine::InterruptHook& hook);
     // Zeroed memory of `bytes` bytes that all ranks of the node have mapped; private memory when
-    // the transport has none. Every rank passes the same `bytes`. Collective and blocking.
+    // the transport has none. Every rank passes the same `bytes`. Collective and blocking. Throws
+    // OutOfMemoryError on all ranks when one cannot have it; the communicator stays usable.
     std::shared_ptr<std::byte> symmetric(int64_t bytes, const Engine::InterruptHook& hook);
+
+    // Where symmetric memory comes from, for more of it without the others; null when there is none
+    // of its own (TCP; threads, whose memory is all reachable). Collective and blocking.
+    std::shared_ptr<Heap> heap(const Engine::InterruptHook& hook);
+
+    // Whether peers can reach this memory, so that it takes part without copies.
+    bool is_symmetric(const void* data, size_t bytes);
 
     void abort(const std::string& reason);
     // Operations in flight fail with AbortedError; later ones too. Idempotent. In a forked process
@@ -78,6 +88,8 @@ class Communicator {
     double seconds(Timeout timeout) const;
     Deadline deadline(Timeout timeout) const { return Deadline::after(seconds(timeout)); }
     std::shared_ptr<Task> internal_message(OpKind kind, const Buffer& buffer, int peer);
+    GroupBootstrap meet_for_memory(int64_t bytes, const Engine::InterruptHook& hook);
+    std::shared_ptr<Heap> open_heap(Bootstrap& bootstrap);
     friend class GroupBootstrap;
 
     Env env_;
@@ -90,6 +102,7 @@ class Communicator {
     std::atomic<uint64_t> messages_{0};
     std::mutex close_mutex_;
     bool ends_with_process_ = false;
+    bool heap_opened_ = false;
     const uint64_t generation_ = fork_generation();
     const bool spin_;                 // every rank of the node has a core of its own
     std::unique_ptr<Engine> engine_;  // after what its tasks use

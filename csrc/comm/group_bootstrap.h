@@ -16,6 +16,7 @@ class GroupBootstrap final : public Bootstrap {
     GroupBootstrap(Communicator& parent, std::vector<int> members, Engine::InterruptHook hook);
 
     int rank() const override { return rank_; }
+    const std::vector<int>& members() const { return members_; }
     int size() const override { return static_cast<int>(members_.size()); }
     std::vector<std::string> all_gather(const std::string& blob, const Deadline& deadline) override;
 

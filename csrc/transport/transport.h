@@ -23,16 +23,17 @@
 
 namespace pycomm {
 
-// Memory that every rank of a transport has mapped; unmapped by the destructor.
-class Region {
+// Memory for arrays.
+class Heap {
   public:
-    virtual ~Region() = default;
-    std::byte* data() const { return data_; }
-    size_t bytes() const { return bytes_; }
-
-  protected:
-    std::byte* data_ = nullptr;
-    size_t bytes_ = 0;
+    virtual ~Heap() = default;
+    // 64-byte aligned; null when there is none left, and then `why` says how much was wanted and
+    // how much is free. Thread-safe.
+    virtual void* allocate(size_t bytes, bool zeroed, std::string& why) = 0;
+    virtual void deallocate(void* memory) = 0;
+    virtual bool owns(const void* memory) const = 0;
+    // At least what was asked for.
+    virtual size_t size_of(void* memory) = 0;
 };
 
 enum class Stream : uint8_t { collective = 0, point_to_point = 1 };
@@ -219,13 +220,12 @@ class Transport {
     virtual std::byte* peer_memory(int /*peer*/, const MappedPlace& /*place*/) const {
         return nullptr;
     }
-    // A new zeroed region of `bytes` bytes, mapped by all ranks; null when they cannot share
-    // memory. Collective over `bootstrap`. Throws TransportError on every rank when it cannot be
-    // had.
-    virtual std::shared_ptr<Region> make_region(Bootstrap& /*bootstrap*/, size_t /*bytes*/,
-                                                const Deadline& /*deadline*/) {
-        return nullptr;
-    }
+    // Sets up what `heap` gives. Collective over `bootstrap`. Throws TransportError on every rank
+    // when it cannot be had.
+    virtual void open_heap(Bootstrap& /*bootstrap*/, const Deadline& /*deadline*/) {}
+    // Memory of this rank that peers have mapped (see locate), once it was opened. It may outlive
+    // the transport. Null when ranks do not share memory, or share all of it.
+    virtual std::shared_ptr<Heap> heap() { return nullptr; }
 
     // Sleeping without losing a wake-up: prepare_wait(); look once more for progress; then wait()
     // (or cancel_wait() when there was some). wait returns when a peer changed something, when

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "transport/mapped/mapped_transport.h"
+#include "transport/mapped/region.h"
 
 namespace pycomm {
 namespace {
@@ -62,10 +63,6 @@ class InprocTransport final : public MappedTransport {
     }
     std::byte* peer_memory(int /*peer*/, const MappedPlace& place) const override {
         return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(place.offset));
-    }
-    std::shared_ptr<Region> make_region(Bootstrap& bootstrap, size_t bytes,
-                                        const Deadline& deadline) override {
-        return share_region(bootstrap, bytes, deadline);
     }
 
   private:

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,6 +15,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
+#include "base/free_memory.h"
 #include "base/interrupt.h"
 
 namespace pycomm {
@@ -38,37 +41,71 @@ class FileDescriptor {
     int number_;
 };
 
-class MemfdRegion final : public Region {
+enum class Pages { reserved, sparse };
+
+class MemfdRegion final : public SharedRegion {
   public:
-    MemfdRegion(const FileDescriptor& memfd, size_t bytes) {
-        // The pages are there already; entering them one by one at the first touch takes longer.
-        const int populate = bytes <= largest_populated ? MAP_POPULATE : 0;
+    MemfdRegion(FileDescriptor memfd, size_t bytes, Pages pages) : memfd_(std::move(memfd)) {
+        // Pages that are there already are entered all at once: at the first touch, one by one,
+        // that takes longer.
+        const bool populate = pages == Pages::reserved && bytes <= largest_populated;
+        const int flags = pages == Pages::sparse ? MAP_NORESERVE : populate ? MAP_POPULATE : 0;
         void* memory =
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | populate, memfd.get(), 0);
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, memfd_.get(), 0);
         const int number = errno;
         PYCOMM_CHECK(memory != MAP_FAILED, transport, "cannot map ", bytes,
                      " bytes of shared memory: ", errno_text(number));
         data_ = static_cast<std::byte*>(memory);
         bytes_ = bytes;
+        if (pages == Pages::sparse) madvise(memory, bytes, MADV_DONTDUMP);
     }
     ~MemfdRegion() override { munmap(data_, bytes_); }
+
+    void reserve(size_t offset, size_t bytes) override {
+        const FreeMemory free = free_memory();
+        // Reserving more than a control group allows would end the process instead of failing, and
+        // so would a place beyond the limit of file sizes.
+        PYCOMM_CHECK(bytes < free.bytes, memory, wanted_and_free(bytes, free));
+        rlimit file_size{};
+        const bool limited =
+            getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur < offset + bytes;
+        PYCOMM_CHECK(!limited, memory, wanted_and_free(bytes, {0, "RLIMIT_FSIZE"}));
+        const int number = allocate_pages(memfd_, offset, bytes);
+        PYCOMM_CHECK(number == 0, memory, wanted_and_free(bytes, free), ": ", errno_text(number));
+#if defined(MADV_POPULATE_WRITE)
+        madvise(data_ + offset, bytes, MADV_POPULATE_WRITE);  // only saves time
+#endif
+    }
+
+    void give_back(size_t offset, size_t bytes) override {
+        // Fails at most where holes are not known; then the pages stay.
+        (void)fallocate(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                        static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    }
+
+    static int allocate_pages(const FileDescriptor& memfd, size_t offset, size_t bytes) {
+        int number = EINTR;
+        while (number == EINTR) {
+            number =
+                posix_fallocate(memfd.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+        }
+        return number;
+    }
+
+  private:
+    FileDescriptor memfd_;
 };
 
-std::string mebibytes(uint64_t bytes) {
-    return concat((bytes + (1 << 20) - 1) >> 20, " MiB");
-}
-
-FileDescriptor create_memfd(size_t bytes) {
-    const FreeMemory free = free_shared_memory();
-    const std::string wanted = concat("wanted ", mebibytes(bytes), " of shared memory, free are ",
-                                      mebibytes(free.bytes), " (", free.source, ")");
+FileDescriptor create_memfd(size_t bytes, Pages pages) {
+    const FreeMemory free = free_memory();
+    const std::string wanted = wanted_and_free(bytes, free);
     // Reserving more than a control group allows would end the process instead of failing.
-    PYCOMM_CHECK(bytes < free.bytes, transport, wanted);
+    if (pages == Pages::reserved) PYCOMM_CHECK(bytes < free.bytes, transport, wanted);
     FileDescriptor memfd(memfd_create("pycomm", MFD_CLOEXEC));
     PYCOMM_CHECK_SYSCALL(memfd.get(), "memfd_create");
     PYCOMM_CHECK_SYSCALL(ftruncate(memfd.get(), static_cast<off_t>(bytes)), wanted);
-    int number = EINTR;
-    while (number == EINTR) number = posix_fallocate(memfd.get(), 0, static_cast<off_t>(bytes));
+    if (pages == Pages::sparse) return memfd;
+    const int number = MemfdRegion::allocate_pages(memfd, 0, bytes);
     PYCOMM_CHECK(number == 0, transport, wanted, ": ", errno_text(number));
     return memfd;
 }
@@ -183,10 +220,8 @@ FileDescriptor fetch_from(const std::string& name, const Deadline& deadline) {
     return receive_descriptor(connection.get());
 }
 
-}  // namespace
-
-std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
-                                           const Deadline& deadline) {
+std::shared_ptr<SharedRegion> make_region(Bootstrap& bootstrap, size_t bytes, Pages pages,
+                                          const Deadline& deadline) {
     // Rank 0 offers a socket name, or the reason why it has no memory ('!').
     const bool leader = bootstrap.rank() == 0;
     FileDescriptor memfd;
@@ -194,7 +229,7 @@ std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
     std::string offer;
     if (leader) {
         try {
-            memfd = create_memfd(bytes);
+            memfd = create_memfd(bytes, pages);
             offer = random_name();
             listener = listen_on(offer, bootstrap.size());
         } catch (const Error& error) {
@@ -204,7 +239,7 @@ std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
     offer = bootstrap.all_gather(offer, deadline)[0];
     if (offer.starts_with('!')) PYCOMM_FAIL(transport, offer.substr(1));
 
-    std::shared_ptr<Region> region;
+    std::shared_ptr<SharedRegion> region;
     std::string failure;
     try {
         if (leader) {
@@ -212,7 +247,7 @@ std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
         } else {
             memfd = fetch_from(offer, deadline);
         }
-        region = std::make_shared<MemfdRegion>(memfd, bytes);
+        region = std::make_shared<MemfdRegion>(std::move(memfd), bytes, pages);
     } catch (const Error& error) {
         failure = error.what();
     }
@@ -222,6 +257,18 @@ std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
         PYCOMM_CHECK(failures[rank].empty(), transport, "rank ", rank, ": ", failures[rank]);
     }
     return region;
+}
+
+}  // namespace
+
+std::shared_ptr<SharedRegion> make_shared_region(Bootstrap& bootstrap, size_t bytes,
+                                                 const Deadline& deadline) {
+    return make_region(bootstrap, bytes, Pages::reserved, deadline);
+}
+
+std::shared_ptr<SharedRegion> make_sparse_region(Bootstrap& bootstrap, size_t bytes,
+                                                 const Deadline& deadline) {
+    return make_region(bootstrap, bytes, Pages::sparse, deadline);
 }
 
 }  // namespace pycomm

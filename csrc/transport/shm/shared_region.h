@@ -4,22 +4,29 @@
 
 #include <memory>
 
-#include "transport/transport.h"
+#include "base/deadline.h"
+#include "store/store.h"
+#include "transport/mapped/region.h"
 
 namespace pycomm {
 
-// Collective over `bootstrap`; the ranks must be processes or threads of one node. The pages are
-// reserved before this returns, so that a full memory is an error here and not a signal later.
-// Throws TransportError, the same on all ranks, saying how much was wanted and how much is free.
-std::shared_ptr<Region> make_shared_region(Bootstrap& bootstrap, size_t bytes,
-                                           const Deadline& deadline);
-
-// Bytes of memory that this process may still take: the least of the machine's available memory,
-// the limits of its control groups and RLIMIT_FSIZE. `source` names the one that is the least.
-struct FreeMemory {
-    uint64_t bytes;
-    const char* source;
+class SharedRegion : public Region {
+  public:
+    // Makes sure that the pages are there, or throws OutOfMemoryError that says how much was wanted
+    // and how much is free; and gives them back, zeroing them. For sparse regions.
+    virtual void reserve(size_t offset, size_t bytes) = 0;
+    virtual void give_back(size_t offset, size_t bytes) = 0;
 };
-FreeMemory free_shared_memory();
+
+// Both are collective over `bootstrap`; the ranks must be processes or threads of one node. They
+// throw TransportError, the same on all ranks, saying how much was wanted and how much is free.
+//
+// The pages are reserved before this returns, so that a full memory is an error here and not a
+// signal later.
+std::shared_ptr<SharedRegion> make_shared_region(Bootstrap& bootstrap, size_t bytes,
+                                                 const Deadline& deadline);
+// Address space only: pages have to be reserved before they are used.
+std::shared_ptr<SharedRegion> make_sparse_region(Bootstrap& bootstrap, size_t bytes,
+                                                 const Deadline& deadline);
 
 }  // namespace pycomm

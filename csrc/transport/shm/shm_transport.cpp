@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "transport/mapped/mapped_transport.h"
-#include "transport/shm/shared_region.h"
+#include "transport/shm/shared_heap.h"
 
 namespace pycomm {
 namespace {
@@ -63,14 +63,29 @@ class ShmTransport final : public MappedTransport {
     bool alive(int peer) override {
         return MappedTransport::alive(peer) && watches_[static_cast<size_t>(peer)].running();
     }
-    std::shared_ptr<Region> make_region(Bootstrap& bootstrap, size_t bytes,
-                                        const Deadline& deadline) override {
-        return make_shared_region(bootstrap, bytes, deadline);
+    void open_heap(Bootstrap& bootstrap, const Deadline& deadline) override {
+        size_t part = 0;
+        heap_region_ = make_heap_region(bootstrap, part, deadline);
+        heap_ =
+            std::make_shared<SharedHeap>(heap_region_, part * static_cast<size_t>(rank()), part);
+    }
+    std::shared_ptr<Heap> heap() override { return heap_; }
+    // Pages of the heap have the same offset in the mapping of every rank.
+    std::optional<MappedPlace> locate(const void* data, size_t bytes) const override {
+        if (!heap_ || bytes == 0 || !heap_->owns(data)) return std::nullopt;
+        const auto offset =
+            static_cast<uint64_t>(static_cast<const std::byte*>(data) - heap_region_->data());
+        return MappedPlace{0, offset};
+    }
+    std::byte* peer_memory(int /*peer*/, const MappedPlace& place) const override {
+        return heap_region_->data() + place.offset;
     }
 
   private:
     const pid_t owner_ = getpid();
     std::shared_ptr<Region> region_;
+    std::shared_ptr<SharedRegion> heap_region_;
+    std::shared_ptr<SharedHeap> heap_;
     std::vector<ProcessWatch> watches_;
 };
 

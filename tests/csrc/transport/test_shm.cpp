@@ -71,7 +71,7 @@ TEST_CASE("rings, board lines and doorbells do not overlap") {
 }
 
 TEST_CASE("more memory than there is: an error on all ranks that says so") {
-    const FreeMemory free = free_shared_memory();
+    const FreeMemory free = free_memory();
     CHECK(free.bytes > 0);
     const auto group = InprocGroup::create(2);
     std::vector<std::string> texts(2);

@@ -1,12 +1,12 @@
 // How much memory may still be reserved, from the machine, the control groups and the limits.
+#include "base/free_memory.h"
+
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <string>
-
-#include "transport/shm/shared_region.h"
 
 namespace pycomm {
 namespace {
@@ -72,7 +72,7 @@ uint64_t groups_available() {
 
 }  // namespace
 
-FreeMemory free_shared_memory() {
+FreeMemory free_memory() {
     FreeMemory free{machine_available(), "MemAvailable"};
     const uint64_t groups = groups_available();
     if (groups < free.bytes) free = {groups, "control group"};
@@ -81,6 +81,15 @@ FreeMemory free_shared_memory() {
         free = {file_size.rlim_cur, "RLIMIT_FSIZE"};
     }
     return free;
+}
+
+std::string mebibytes(uint64_t bytes) {
+    return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
+std::string wanted_and_free(uint64_t wanted, const FreeMemory& free) {
+    return "wanted " + mebibytes(wanted) + " of shared memory, free are " + mebibytes(free.bytes) + " (" +
+           free.source + ")";
 }
 
 }  // namespace pycomm

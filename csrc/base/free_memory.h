@@ -1,0 +1,22 @@
+// How much memory this process may still take.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace pycomm {
+
+// The least of the machine's available memory, the limits of its control groups and RLIMIT_FSIZE;
+// `source` names the one that is the least.
+struct FreeMemory {
+    uint64_t bytes;
+    const char* source;
+};
+FreeMemory free_memory();
+
+// "12 MiB", rounded up.
+std::string mebibytes(uint64_t bytes);
+// "wanted 12 MiB of shared memory, free are 3 MiB (control group)".
+std::string wanted_and_free(uint64_t wanted, const FreeMemory& free);
+
+}  // namespace pycomm
