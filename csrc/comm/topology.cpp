@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
+#include <memory>
 
 #include "base/error.h"
 
@@ -27,11 +29,33 @@ std::string node_identity() {
     return concat(boot, '/', pid_namespace.st_ino, '/', net_namespace.st_ino, '/', geteuid());
 }
 
-int usable_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-    return std::max(1, CPU_COUNT(&set));
+// The processors that this thread may run on, as text: character i is 1 for processor i. Their
+// number would not do: many a launcher pins each rank to a core of its own.
+std::string usable_processors() {
+    for (size_t processors = CPU_SETSIZE; processors <= size_t{1} << 20; processors *= 2) {
+        const size_t bytes = CPU_ALLOC_SIZE(processors);
+        const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(
+            CPU_ALLOC(processors), [](cpu_set_t* mask) { CPU_FREE(mask); });
+        if (!set) break;
+        CPU_ZERO_S(bytes, set.get());
+        if (sched_getaffinity(0, bytes, set.get()) != 0) {
+            if (errno == EINVAL) continue;  // the kernel knows more processors than that
+            break;
+        }
+        std::string text;
+        for (size_t i = 0; i < processors; ++i) {
+            text += CPU_ISSET_S(i, bytes, set.get()) ? '1' : '0';
+        }
+        return text.substr(0, text.find_last_of('1') + 1);
+    }
+    return "1";
+}
+
+void unite(std::string& all, const std::string& more) {
+    all.resize(std::max(all.size(), more.size()), '0');
+    for (size_t i = 0; i < more.size(); ++i) {
+        if (more[i] == '1') all[i] = '1';
+    }
 }
 
 std::string settings_text(const Env& env) {
@@ -47,13 +71,13 @@ Topology discover_topology(Bootstrap& bootstrap, const Env& env, const Deadline&
     const auto identities = bootstrap.all_gather(node_identity(), deadline);
     const auto processes = bootstrap.all_gather(std::to_string(getpid()), deadline);
     const auto settings = bootstrap.all_gather(settings_text(env), deadline);
-    const auto cores = bootstrap.all_gather(std::to_string(usable_cores()), deadline);
+    const auto processors = bootstrap.all_gather(usable_processors(), deadline);
 
     Topology topology;
     std::vector<std::string> nodes;
     topology.local_size = 0;
     topology.one_process = true;
-    topology.cores = 0;
+    std::string node_processors;
     for (int other = 0; other < bootstrap.size(); ++other) {
         const auto i = static_cast<size_t>(other);
         PYCOMM_CHECK(settings[i] == settings[0], argument, "rank 0 runs with ", settings[0],
@@ -66,8 +90,10 @@ Topology discover_topology(Bootstrap& bootstrap, const Env& env, const Deadline&
         if (identities[i] != identities[own]) continue;
         if (other < rank) ++topology.local_rank;
         ++topology.local_size;
-        topology.cores = std::max(topology.cores, std::stoi(cores[i]));
+        unite(node_processors, processors[i]);
     }
+    topology.cores =
+        static_cast<int>(std::count(node_processors.begin(), node_processors.end(), '1'));
     const auto own_node =
         std::find(nodes.begin(), nodes.end(), identities[static_cast<size_t>(rank)]);
     topology.node = static_cast<int>(own_node - nodes.begin());

@@ -16,7 +16,7 @@ struct Topology {
     int local_rank = 0;
     int local_size = 1;
     bool one_process = false;  // all ranks are threads of this process
-    int cores = 1;             // that this node's ranks may use
+    int cores = 1;             // that this node's ranks may use, all together
 };
 
 // Collective. Throws ArgumentError naming both ranks when their PYCOMM_* settings differ, or their
