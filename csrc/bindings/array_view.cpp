@@ -1,9 +1,15 @@
 // NumPy arrays as Buffers.
+#include <array>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/quick_call.h"
 
 namespace pycomm::bindings {
 namespace {
+
+// The type number that bfloat16 has in this process, once an array of it has come by.
+int bfloat16_number = -1;
 
 // NumPy's built-in type numbers are part of its ABI; bfloat16 is registered at run time by
 // ml_dtypes.
@@ -37,10 +43,51 @@ DataType dtype_of(const py::dtype& type) {
                : bytes == 4 ? DataType::uint32
                             : DataType::uint64;
     }
-    return parse_dtype(py::str(static_cast<const py::object&>(type)));
+    const DataType parsed = parse_dtype(py::str(static_cast<const py::object&>(type)));
+    if (parsed == DataType::bfloat16) bfloat16_number = type.num();
+    return parsed;
+}
+
+// By NumPy's type number, for those that never change.
+constexpr int known_types = 24;
+using TypeTable = std::array<std::optional<DataType>, known_types>;
+
+TypeTable make_type_table() {
+    TypeTable table;
+    for (const int number : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 23}) {
+        table[static_cast<size_t>(number)] = dtype_of(py::dtype(number));
+    }
+    return table;
+}
+
+std::optional<DataType> native_dtype(PyObject* descriptor) {
+    static const TypeTable table = make_type_table();
+    const auto* proxy = py::detail::array_descriptor_proxy(descriptor);
+    if (proxy->byteorder != '=' && proxy->byteorder != '|') return std::nullopt;
+    const int number = proxy->type_num;
+    if (number >= 0 && number < known_types) return table[static_cast<size_t>(number)];
+    if (number == bfloat16_number) return DataType::bfloat16;
+    return std::nullopt;
 }
 
 }  // namespace
+
+bool view_array(PyObject* object, bool writable, ArrayView& view) {
+    using py::detail::npy_api;
+    static const PyTypeObject* const plain = npy_api::get().PyArray_Type_;
+    if (object == nullptr || Py_TYPE(object) != plain) return false;
+    const auto* array = py::detail::array_proxy(object);
+    const int needed = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_ |
+                       (writable ? npy_api::NPY_ARRAY_WRITEABLE_ : 0);
+    if ((array->flags & needed) != needed) return false;
+    const auto dtype = native_dtype(array->descr);
+    if (!dtype) return false;
+    view.shape = {array->dimensions, static_cast<size_t>(array->nd)};
+    int64_t count = 1;
+    for (const ssize_t extent : view.shape) count *= extent;
+    view.buffer = {array->data, count, *dtype};
+    return true;
+}
 
 Buffer buffer_of(const py::object& object, bool writable, DataType fallback, const char* role) {
     if (object.is_none()) return {nullptr, 0, fallback};
