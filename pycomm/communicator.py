@@ -217,6 +217,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("gather")
     def gather(
         self,
         x: Array,
@@ -247,6 +248,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("scatter")
     def scatter(
         self,
         x: Array | None,
@@ -402,6 +404,7 @@ class Communicator(OperationBase):
         finish = self._finisher(target, landing, out)
         return self._message(task, finish, async_op, f"recv from rank {peer}, tag {tag}")
 
+    @_core.quick("sendrecv")
     def sendrecv(
         self,
         x: Array,

@@ -1,5 +1,5 @@
 // NumPy arrays as Buffers.
-#include <array>
+#include <iterator>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -49,33 +49,54 @@ DataType dtype_of(const py::dtype& type) {
 }
 
 // By NumPy's type number, for those that never change.
-constexpr int known_types = 24;
-using TypeTable = std::array<std::optional<DataType>, known_types>;
+constexpr std::optional<DataType> unknown;
+constexpr std::optional<DataType> builtin_dtypes[] = {
+    DataType::boolean,
+    DataType::int8,
+    DataType::uint8,
+    DataType::int16,
+    DataType::uint16,
+    DataType::int32,
+    DataType::uint32,
+    sizeof(long) == 8 ? DataType::int64 : DataType::int32,
+    sizeof(long) == 8 ? DataType::uint64 : DataType::uint32,
+    DataType::int64,
+    DataType::uint64,
+    DataType::float32,
+    DataType::float64,
+    unknown,  // long double
+    DataType::complex64,
+    DataType::complex128,
+    unknown,  // complex long double, objects, strings, structures, times
+    unknown,
+    unknown,
+    unknown,
+    unknown,
+    unknown,
+    unknown,
+    DataType::float16,
+};
 
-TypeTable make_type_table() {
-    TypeTable table;
-    for (const int number : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 23}) {
-        table[static_cast<size_t>(number)] = dtype_of(py::dtype(number));
-    }
-    return table;
-}
+PyTypeObject* plain_array = nullptr;
 
 std::optional<DataType> native_dtype(PyObject* descriptor) {
-    static const TypeTable table = make_type_table();
     const auto* proxy = py::detail::array_descriptor_proxy(descriptor);
     if (proxy->byteorder != '=' && proxy->byteorder != '|') return std::nullopt;
     const int number = proxy->type_num;
-    if (number >= 0 && number < known_types) return table[static_cast<size_t>(number)];
+    if (number >= 0 && number < std::ssize(builtin_dtypes)) return builtin_dtypes[number];
     if (number == bfloat16_number) return DataType::bfloat16;
     return std::nullopt;
 }
 
 }  // namespace
 
+void find_numpy() {
+    plain_array = py::detail::npy_api::get().PyArray_Type_;
+}
+
 bool view_array(PyObject* object, bool writable, ArrayView& view) {
     using py::detail::npy_api;
-    static const PyTypeObject* const plain = npy_api::get().PyArray_Type_;
-    if (object == nullptr || Py_TYPE(object) != plain) return false;
+    if (object == nullptr || Py_TYPE(object) != plain_array) return false;
     const auto* array = py::detail::array_proxy(object);
     const int needed = npy_api::NPY_ARRAY_C_CONTIGUOUS_ | npy_api::NPY_ARRAY_ALIGNED_ |
                        (writable ? npy_api::NPY_ARRAY_WRITEABLE_ : 0);

@@ -1,8 +1,10 @@
 // Checked arguments of the short way, and the operations that have one.
 #include "bindings/quick_call.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "bindings/bindings.h"
@@ -14,6 +16,14 @@ namespace {
 using Timeout = Communicator::Timeout;
 
 size_t calls = 0;
+
+// Interned: names in programs are the same objects.
+PyObject* parameter_names[parameter_count];
+std::pair<PyObject*, ReduceOp> op_names[] = {
+#define PYCOMM_ENTRY(name) {nullptr, ReduceOp::name},
+    PYCOMM_OP_LIST(PYCOMM_ENTRY)
+#undef PYCOMM_ENTRY
+};
 
 // A call on its way to the core. `result` is borrowed.
 struct Prepared {
@@ -49,20 +59,16 @@ bool take_timeout(PyObject* object, Timeout& timeout) {
     return std::isfinite(*timeout) && *timeout > 0;
 }
 
-// Names of operations as they stand in programs are interned strings.
 std::optional<ReduceOp> known_op(PyObject* object) {
-#define PYCOMM_ENTRY(name) {PyUnicode_InternFromString(#name), ReduceOp::name},
-    static const std::pair<PyObject*, ReduceOp> names[] = {PYCOMM_OP_LIST(PYCOMM_ENTRY)};
-#undef PYCOMM_ENTRY
     if (object == nullptr) return ReduceOp::sum;
-    for (const auto& [name, op] : names) {
+    for (const auto& [name, op] : op_names) {
         if (name == object) return op;
     }
     return std::nullopt;
 }
 
 bool same_shape(std::span<const ssize_t> a, std::span<const ssize_t> b) {
-    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+    return std::ranges::equal(a, b);
 }
 
 // A result of `rows` rows as those of `x`.
@@ -84,97 +90,131 @@ bool take_op(Prepared& call) {
     return op.has_value();
 }
 
+// Makes `array` the output and the result of the call.
+bool take_target(Prepared& call, PyObject* array, const ArrayView& x, ArrayView& target) {
+    call.result = array;
+    if (!view_array(array, true, target) || target.buffer.dtype != x.buffer.dtype) return false;
+    call.request.output = target.buffer;
+    return true;
+}
+
 // `out` for the result, or else `x`.
 bool take_like(Prepared& call, const ArrayView& x) {
     PyObject* out = call.arguments.get(Parameter::out);
-    call.result = is_given(out) ? out : call.arguments.get(Parameter::x);
     ArrayView target;
-    if (!view_array(call.result, true, target) || target.buffer.dtype != x.buffer.dtype ||
-        !same_shape(target.shape, x.shape)) {
-        return false;
-    }
-    call.request.output = target.buffer;
-    return true;
+    return take_target(call, is_given(out) ? out : call.arguments.get(Parameter::x), x, target) &&
+           same_shape(target.shape, x.shape);
 }
 
 // `out` for `rows` rows as those of `x`.
 bool take_rows(Prepared& call, const ArrayView& x, int64_t rows) {
-    call.result = call.arguments.get(Parameter::out);
     ArrayView target;
-    if (!view_array(call.result, true, target) || target.buffer.dtype != x.buffer.dtype ||
-        !has_rows(target, x, rows)) {
-        return false;
-    }
-    call.request.output = target.buffer;
-    return true;
+    return take_target(call, call.arguments.get(Parameter::out), x, target) &&
+           has_rows(target, x, rows);
+}
+
+bool is_root(const Prepared& call) {
+    return call.core.rank() == call.request.root;
 }
 
 bool prepare_reduction(Prepared& call, const ArrayView& x) {
     if (!take_op(call)) return false;
-    call.request.output.dtype = x.buffer.dtype;
     if (call.operation.kind == OpKind::all_reduce) return take_like(call, x);
-    if (!take_root(call)) return false;
-    return call.core.rank() != call.request.root || take_like(call, x);
+    return take_root(call) && (!is_root(call) || take_like(call, x));
 }
 
 bool prepare_broadcast(Prepared& call) {
     call.result = call.arguments.get(Parameter::x);
     ArrayView x;
-    if (!take_root(call) ||
-        !view_array(call.result, call.core.rank() != call.request.root, x)) {
-        return false;
-    }
+    if (!take_root(call) || !view_array(call.result, !is_root(call), x)) return false;
     call.request.input = call.request.output = x.buffer;
     return true;
 }
 
+// How the rows of x are told to the others. Without elements, the width of a row is known to the
+// function only.
+bool tell_rows(Prepared& call, const ArrayView& x) {
+    if (x.shape.empty() || x.buffer.count == 0) return false;
+    call.request.rows = x.shape[0];
+    call.request.row_elements = x.buffer.count / x.shape[0];
+    return true;
+}
+
 // Slices of x as numpy.array_split makes them.
-std::vector<int64_t> slices(Prepared& call, const ArrayView& x) {
+std::vector<int64_t> slices(const Prepared& call, const ArrayView& x) {
     const int64_t rows = x.shape[0];
-    const int64_t width = rows > 0 ? x.buffer.count / rows : 1;
+    const int64_t width = x.buffer.count / rows;
     std::vector<int64_t> counts(static_cast<size_t>(call.core.size()));
     for (size_t rank = 0; rank < counts.size(); ++rank) {
         counts[rank] = slice_count(rows, call.core.size(), static_cast<int>(rank)) * width;
     }
-    call.request.rows = rows;
-    call.request.row_elements = width;
     return counts;
 }
 
-// all_gather, reduce_scatter and all_to_all without counts and with `out`.
-bool prepare_slices(Prepared& call, const ArrayView& x) {
-    // Rows without elements have a width that only the shape tells.
+// Every rank gives an equal x.
+bool prepare_joined(Prepared& call, const ArrayView& x) {
     if (x.shape.empty() || x.buffer.count == 0) return false;
-    const int64_t rows = x.shape[0];
-    const int64_t own = slice_count(rows, call.core.size(), call.core.rank());
-    switch (call.operation.kind) {
-        case OpKind::all_gather:
-            call.request.counts.assign(static_cast<size_t>(call.core.size()), x.buffer.count);
-            return take_rows(call, x, rows * call.core.size());
-        case OpKind::reduce_scatter:
-            if (!take_op(call) || !take_rows(call, x, own)) return false;
-            call.request.counts = slices(call, x);
-            return true;
-        default:
-            if (!take_rows(call, x, own * call.core.size())) return false;
-            call.request.send_counts = slices(call, x);
-            call.request.recv_counts.assign(
-                call.request.send_counts.size(),
-                call.request.send_counts[static_cast<size_t>(call.core.rank())]);
-            return true;
+    if (call.operation.kind == OpKind::gather && !take_root(call)) return false;
+    call.request.counts.assign(static_cast<size_t>(call.core.size()), x.buffer.count);
+    const bool takes = call.operation.kind == OpKind::all_gather || is_root(call);
+    return !takes || take_rows(call, x, x.shape[0] * call.core.size());
+}
+
+// Every rank gets a slice of x.
+bool prepare_split(Prepared& call, const ArrayView& x) {
+    if (!tell_rows(call, x)) return false;
+    const int64_t own = slice_count(x.shape[0], call.core.size(), call.core.rank());
+    if (call.operation.kind == OpKind::all_to_all) {
+        if (!take_rows(call, x, own * call.core.size())) return false;
+        call.request.send_counts = slices(call, x);
+        const int64_t count = call.request.send_counts[static_cast<size_t>(call.core.rank())];
+        call.request.recv_counts.assign(call.request.send_counts.size(), count);
+        return true;
     }
+    if (!take_rows(call, x, own)) return false;
+    call.request.counts = slices(call, x);
+    return call.operation.kind != OpKind::reduce_scatter || take_op(call);
+}
+
+// A scatter away from the root, which has only the own rows.
+bool prepare_scattered(Prepared& call) {
+    PyObject* out = call.arguments.get(Parameter::out);
+    ArrayView target;
+    if (!view_array(out, true, target) || !tell_rows(call, target)) return false;
+    call.result = out;
+    call.request.output = target.buffer;
+    call.request.input.dtype = target.buffer.dtype;
+    return true;
 }
 
 bool prepare(Prepared& call) {
     call.request.kind = call.operation.kind;
-    if (call.operation.kind == OpKind::barrier) return true;
-    if (call.operation.kind == OpKind::broadcast) return prepare_broadcast(call);
+    switch (call.operation.kind) {
+        case OpKind::barrier:
+            return true;
+        case OpKind::broadcast:
+            return prepare_broadcast(call);
+        case OpKind::scatter:
+            if (call.arguments.get(Parameter::x) == nullptr || !take_root(call)) return false;
+            if (!is_root(call)) return prepare_scattered(call);
+            break;
+        default:
+            break;
+    }
     ArrayView x;
     if (!view_array(call.arguments.get(Parameter::x), false, x)) return false;
     call.request.input = x.buffer;
-    return call.operation.kind == OpKind::all_reduce || call.operation.kind == OpKind::reduce
-               ? prepare_reduction(call, x)
-               : prepare_slices(call, x);
+    call.request.output.dtype = x.buffer.dtype;
+    switch (call.operation.kind) {
+        case OpKind::all_reduce:
+        case OpKind::reduce:
+            return prepare_reduction(call, x);
+        case OpKind::all_gather:
+        case OpKind::gather:
+            return prepare_joined(call, x);
+        default:
+            return prepare_split(call, x);
+    }
 }
 
 // Null with the exception set when `body` throws.
@@ -202,23 +242,37 @@ PyObject* quick_collective(const QuickOperation& operation, Communicator& core,
                   [&] { core.run_now(std::move(call.request), call.timeout, signal_hook()); });
 }
 
-PyObject* quick_message(const QuickOperation& operation, Communicator& core,
+// One direction of a message.
+struct Half {
+    OpKind kind;
+    Parameter array;
+    Parameter peer;
+};
+
+PyObject* quick_message(std::span<const Half> halves, Communicator& core,
                         const QuickArguments& arguments) {
-    const bool sends = operation.kind == OpKind::send;
-    PyObject* array = arguments.get(sends ? Parameter::x : Parameter::out);
     PyObject* given_tag = arguments.get(Parameter::tag);
-    const auto peer = small_int(arguments.get(sends ? Parameter::dst : Parameter::src), 0,
-                                core.size() - 1);
     const auto tag = given_tag == nullptr ? 0 : small_int(given_tag, 0, INT32_MAX);
-    ArrayView view;
     Timeout timeout;
-    if (!peer || !tag || !take_timeout(arguments.get(Parameter::timeout), timeout) ||
-        !view_array(array, !sends, view)) {
-        return not_quick();
+    if (!tag || !take_timeout(arguments.get(Parameter::timeout), timeout)) return not_quick();
+    std::array<std::pair<Buffer, int>, 2> ends;
+    PyObject* result = Py_None;
+    for (size_t i = 0; i < halves.size(); ++i) {
+        PyObject* array = arguments.get(halves[i].array);
+        const bool writes = halves[i].kind == OpKind::recv;
+        const auto peer = small_int(arguments.get(halves[i].peer), 0, core.size() - 1);
+        ArrayView view;
+        if (!peer || !view_array(array, writes, view)) return not_quick();
+        ends[i] = {view.buffer, *peer};
+        if (writes) result = array;
     }
-    return finish(sends ? Py_None : array, [&] {
-        const auto task = core.point_to_point(operation.kind, view.buffer, *peer, *tag, timeout);
-        core.run({&task, 1}, signal_hook());
+    return finish(result, [&] {
+        std::array<std::shared_ptr<Task>, 2> tasks;
+        for (size_t i = 0; i < halves.size(); ++i) {
+            const auto& [buffer, peer] = ends[i];
+            tasks[i] = core.point_to_point(halves[i].kind, buffer, peer, *tag, timeout);
+        }
+        core.run(std::span(tasks).first(halves.size()), signal_hook());
     });
 }
 
@@ -228,8 +282,11 @@ constexpr Parameter reduce_parameters[] = {Parameter::x, Parameter::root, Parame
                                            Parameter::out};
 constexpr Parameter broadcast_parameters[] = {Parameter::x, Parameter::root};
 constexpr Parameter pair_parameters[] = {Parameter::x, Parameter::out};
+constexpr Parameter rooted_parameters[] = {Parameter::x, Parameter::root, Parameter::out};
 constexpr Parameter send_parameters[] = {Parameter::x, Parameter::dst, Parameter::tag};
 constexpr Parameter recv_parameters[] = {Parameter::out, Parameter::src, Parameter::tag};
+constexpr Parameter sendrecv_parameters[] = {Parameter::x, Parameter::dst, Parameter::out,
+                                             Parameter::src, Parameter::tag};
 
 const QuickOperation operations[] = {
     {"all_reduce", OpKind::all_reduce, all_reduce_parameters},
@@ -237,10 +294,13 @@ const QuickOperation operations[] = {
     {"broadcast", OpKind::broadcast, broadcast_parameters},
     {"reduce_scatter", OpKind::reduce_scatter, all_reduce_parameters},
     {"all_gather", OpKind::all_gather, pair_parameters},
+    {"gather", OpKind::gather, rooted_parameters},
+    {"scatter", OpKind::scatter, rooted_parameters},
     {"all_to_all", OpKind::all_to_all, pair_parameters},
     {"barrier", OpKind::barrier, std::span(no_parameters).first(0)},
     {"send", OpKind::send, send_parameters},
     {"recv", OpKind::recv, recv_parameters},
+    {"sendrecv", OpKind::none, sendrecv_parameters},
 };
 
 }  // namespace
@@ -261,14 +321,18 @@ size_t quick_calls() {
     return calls;
 }
 
+void make_names() {
+    constexpr const char* texts[] = {"x",   "op",  "out",     "root",    "dst",
+                                     "src", "tag", "timeout", "async_op"};
+    static_assert(std::size(texts) == parameter_count);
+    for (size_t i = 0; i < parameter_count; ++i) {
+        parameter_names[i] = PyUnicode_InternFromString(texts[i]);
+    }
+    for (auto& [name, op] : op_names) name = PyUnicode_InternFromString(op_name(op));
+}
+
 PyObject* parameter_name(Parameter parameter) {
-    static PyObject* const names[] = {
-        PyUnicode_InternFromString("x"),       PyUnicode_InternFromString("op"),
-        PyUnicode_InternFromString("out"),     PyUnicode_InternFromString("root"),
-        PyUnicode_InternFromString("dst"),     PyUnicode_InternFromString("src"),
-        PyUnicode_InternFromString("tag"),     PyUnicode_InternFromString("timeout"),
-        PyUnicode_InternFromString("async_op")};
-    return names[static_cast<size_t>(parameter)];
+    return parameter_names[static_cast<size_t>(parameter)];
 }
 
 PyObject* quick_call(const QuickOperation& operation, CommunicatorBase& self,
@@ -277,9 +341,18 @@ PyObject* quick_call(const QuickOperation& operation, CommunicatorBase& self,
     if (self.core == nullptr || self.groups != 0 || (started != nullptr && started != Py_False)) {
         return not_quick();
     }
-    const bool is_message = operation.kind == OpKind::send || operation.kind == OpKind::recv;
-    return is_message ? quick_message(operation, *self.core, arguments)
-                      : quick_collective(operation, *self.core, arguments);
+    constexpr Half both[] = {{OpKind::send, Parameter::x, Parameter::dst},
+                             {OpKind::recv, Parameter::out, Parameter::src}};
+    switch (operation.kind) {
+        case OpKind::send:
+            return quick_message(std::span(both).first(1), *self.core, arguments);
+        case OpKind::recv:
+            return quick_message(std::span(both).last(1), *self.core, arguments);
+        case OpKind::none:
+            return quick_message(both, *self.core, arguments);
+        default:
+            return quick_collective(operation, *self.core, arguments);
+    }
 }
 
 }  // namespace pycomm::bindings

@@ -22,8 +22,7 @@ namespace pycomm::bindings {
 
 // What the base class of pycomm's Communicator holds.
 struct CommunicatorBase {
-    PyObject_HEAD
-    std::shared_ptr<Communicator> core;
+    PyObject_HEAD std::shared_ptr<Communicator> core;
     // Threads that collect their messages instead of sending them: group() and sendrecv.
     int groups;
 };
@@ -32,6 +31,11 @@ struct ArrayView {
     Buffer buffer;
     std::span<const ssize_t> shape;
 };
+
+// Called once, when the module is made: a thread that waits for another one's first call while it
+// holds the GIL could wait for ever.
+void find_numpy();
+void make_names();
 
 // A plain NumPy array that the core can work on as it lies: contiguous, aligned, native, of a
 // supported dtype, and writeable when asked for. Returns false for everything else.
@@ -52,7 +56,7 @@ struct QuickArguments {
 // An operation that has a short way.
 struct QuickOperation {
     const char* name;
-    OpKind kind;
+    OpKind kind;  // none: a send and a receive
     // The function's parameters in its order, those that are only given by name after them.
     std::span<const Parameter> positional;
 };

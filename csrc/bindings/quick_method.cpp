@@ -15,8 +15,7 @@ namespace {
 // ---- The method. ----
 
 struct QuickMethod {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    PyObject_HEAD vectorcallfunc vectorcall;
     const QuickOperation* operation;
     PyObject* function;
     PyObject* dict;
@@ -30,7 +29,8 @@ QuickMethod* method_of(PyObject* object) {
     return reinterpret_cast<QuickMethod*>(object);
 }
 
-// Puts a keyword's value at its place. Names in calls are interned; others are left to the function.
+// Puts a keyword's value at its place. Names in calls are interned; others are left to the
+// function.
 bool take_keyword(const QuickOperation& operation, PyObject* name, PyObject* value,
                   QuickArguments& arguments) {
     const auto take = [&](Parameter parameter) {
@@ -130,18 +130,17 @@ PyTypeObject* make_method_type() {
     static PyGetSetDef properties[] = {
         {"__dict__", &PyObject_GenericGetDict, &PyObject_GenericSetDict, nullptr, nullptr},
         {nullptr, nullptr, nullptr, nullptr, nullptr}};
-    static PyType_Slot slots[] = {
-        {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
-        {Py_tp_descr_get, reinterpret_cast<void*>(&bind_method)},
-        {Py_tp_getattro, reinterpret_cast<void*>(&method_attribute)},
-        {Py_tp_repr, reinterpret_cast<void*>(&represent_method)},
-        {Py_tp_traverse, reinterpret_cast<void*>(&traverse_method)},
-        {Py_tp_clear, reinterpret_cast<void*>(&clear_method)},
-        {Py_tp_dealloc, reinterpret_cast<void*>(&free_method)},
-        {Py_tp_members, members},
-        {Py_tp_methods, methods},
-        {Py_tp_getset, properties},
-        {0, nullptr}};
+    static PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+                                  {Py_tp_descr_get, reinterpret_cast<void*>(&bind_method)},
+                                  {Py_tp_getattro, reinterpret_cast<void*>(&method_attribute)},
+                                  {Py_tp_repr, reinterpret_cast<void*>(&represent_method)},
+                                  {Py_tp_traverse, reinterpret_cast<void*>(&traverse_method)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(&clear_method)},
+                                  {Py_tp_dealloc, reinterpret_cast<void*>(&free_method)},
+                                  {Py_tp_members, members},
+                                  {Py_tp_methods, methods},
+                                  {Py_tp_getset, properties},
+                                  {0, nullptr}};
     static PyType_Spec spec = {"pycomm._core.QuickMethod", sizeof(QuickMethod), 0,
                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
                                    Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR |
@@ -237,11 +236,12 @@ PyTypeObject* make_base_type() {
 }  // namespace
 
 void bind_quick_calls(py::module_& module) {
+    find_numpy();
+    make_names();
     base_type = make_base_type();
     method_type = make_method_type();
     if (base_type == nullptr || method_type == nullptr) throw py::error_already_set();
     module.attr("CommunicatorBase") = py::handle(reinterpret_cast<PyObject*>(base_type));
-    module.attr("QuickMethod") = py::handle(reinterpret_cast<PyObject*>(method_type));
     module.def("quick", &quick, py::arg("name"),
                "Decorates the method of an operation: calls with plain arguments go straight to "
                "the core, all others to the function.");
