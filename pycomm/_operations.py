@@ -48,10 +48,11 @@ def op_number(op: Any) -> int:
     return number
 
 
-class OperationBase:
+class OperationBase(_core.CommunicatorBase):
     """The core's communicator and the ways to start operations on it."""
 
     def __init__(self, core: _core.Communicator) -> None:
+        super().__init__(core)
         self._core = core
         self._run_simple = core.run_simple
         self.rank: int = core.rank
@@ -204,9 +205,11 @@ class OperationBase:
         """Point-to-point calls of this thread are collected instead of run."""
         outer, calls = self._pending(), list[Call]()
         self._thread_state.pending = calls
+        self._begin_group()  # for the calls that do not look at the line above
         try:
             yield calls
         finally:
+            self._end_group()
             self._thread_state.pending = outer
 
     def _run_together(self, calls: list[Call]) -> None:

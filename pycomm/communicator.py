@@ -74,6 +74,7 @@ class Communicator(OperationBase):
 
     # ---- collectives -------------------------------------------------------------------------
 
+    @_core.quick("all_reduce")
     def all_reduce(
         self,
         x: Array,
@@ -101,6 +102,7 @@ class Communicator(OperationBase):
             "all_reduce", source, target, op=number, timeout=timeout, async_op=async_op
         )
 
+    @_core.quick("reduce")
     def reduce(
         self,
         x: Array,
@@ -124,6 +126,7 @@ class Communicator(OperationBase):
             "reduce", source, target, op=number, root=root, timeout=timeout, async_op=async_op
         )
 
+    @_core.quick("broadcast")
     def broadcast(
         self, x: Array, root: int = 0, *, timeout: float | None = None, async_op: bool = False
     ) -> Any:
@@ -141,6 +144,7 @@ class Communicator(OperationBase):
             "broadcast", source, target, root=root, timeout=timeout, async_op=async_op, result=x
         )
 
+    @_core.quick("reduce_scatter")
     def reduce_scatter(
         self,
         x: Array,
@@ -179,6 +183,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("all_gather")
     def all_gather(
         self,
         x: Array,
@@ -212,6 +217,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("gather")
     def gather(
         self,
         x: Array,
@@ -242,6 +248,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("scatter")
     def scatter(
         self,
         x: Array | None,
@@ -293,6 +300,7 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("all_to_all")
     def all_to_all(
         self,
         x: Array,
@@ -342,12 +350,14 @@ class Communicator(OperationBase):
             async_op=async_op,
         )
 
+    @_core.quick("barrier")
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Returns when all ranks have called it. None, or a Work."""
         return self._collective("barrier", None, None, timeout=timeout, async_op=async_op)
 
     # ---- point-to-point ----------------------------------------------------------------------
 
+    @_core.quick("send")
     def send(
         self,
         x: Array,
@@ -369,6 +379,7 @@ class Communicator(OperationBase):
         task = self._core.make_message(True, array, peer, tag, check_timeout(timeout))
         return self._message(task, lambda: None, async_op, f"send to rank {peer}, tag {tag}")
 
+    @_core.quick("recv")
     def recv(
         self,
         out: Array,
@@ -393,6 +404,7 @@ class Communicator(OperationBase):
         finish = self._finisher(target, landing, out)
         return self._message(task, finish, async_op, f"recv from rank {peer}, tag {tag}")
 
+    @_core.quick("sendrecv")
     def sendrecv(
         self,
         x: Array,

@@ -115,7 +115,7 @@ void run_simple(const SharedCommunicator& self, int kind, const py::object& inpu
                 const py::object& output, int op, int root, Communicator::Timeout timeout) {
     CollectiveRequest request =
         make_request(static_cast<OpKind>(kind), input, output, static_cast<ReduceOp>(op), root);
-    without_gil([&] { self->run_now(std::move(request), timeout, signal_hook()); });
+    released([&] { self->run_now(std::move(request), timeout, signal_hook()); });
 }
 
 bool wait(const PyTask& self, std::optional<double> seconds) {

@@ -10,6 +10,7 @@ PYBIND11_MODULE(_core, module) {
     bindings::bind_bootstrap(module);
     bindings::bind_communicator(module);
     bindings::bind_allocator(module);
+    bindings::bind_quick_calls(module);
     module.def("reduce_kernel_name", &pycomm::reduce_kernel_name,
                "The instruction set of the reduction kernels: plain, avx2 or avx512.");
     module.def("begin_exit", &bindings::begin_exit,

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pycomm.communicator import Communicator
 from pycomm.nn import Array, Parameter
 
 NamedParameter = tuple[str, Parameter]
@@ -26,16 +27,17 @@ class Bucket:
 
     Args:
         members: The parameters with their names.
+        comm: Where the array takes part: it lies in symmetric memory of it. Collective.
     """
 
-    def __init__(self, members: Sequence[NamedParameter]) -> None:
+    def __init__(self, members: Sequence[NamedParameter], comm: Communicator) -> None:
         self.names = [name for name, _ in members]
         self.parameters = [parameter for _, parameter in members]
         ends = np.cumsum([0] + [p.data.size for p in self.parameters])
         self._places = [slice(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)]
         self._tail = int(ends[-1])
         dtype = self.parameters[0].data.dtype
-        self.flat = np.empty(self._tail + len(members) + 2, dtype)
+        self.flat = comm.empty(self._tail + len(members) + 2, dtype)
 
     @property
     def weight(self) -> float:
@@ -79,13 +81,16 @@ class Bucket:
                 parameter.grad += before
 
 
-def make_buckets(members: Iterable[NamedParameter], limit: int) -> list[Bucket]:
+def make_buckets(
+    members: Iterable[NamedParameter], limit: int, comm: Communicator
+) -> list[Bucket]:
     """Pack parameters into buckets in the given order; a bucket holds one dtype.
 
     Args:
         members: The parameters with their names.
         limit: Bytes at which a bucket is closed. A parameter is never split, so a bucket may be
             larger.
+        comm: The communicator that reduces them. Collective.
     """
     closed: list[list[NamedParameter]] = []
     open_by_dtype: dict[np.dtype[np.generic], list[NamedParameter]] = {}
@@ -95,4 +100,4 @@ def make_buckets(members: Iterable[NamedParameter], limit: int) -> list[Bucket]:
         group.append(member)
         if sum(p.data.nbytes for _, p in group) >= limit:
             closed.append(open_by_dtype.pop(dtype))
-    return [Bucket(group) for group in [*closed, *open_by_dtype.values()]]
+    return [Bucket(group, comm) for group in [*closed, *open_by_dtype.values()]]

@@ -92,7 +92,7 @@ class DataParallel(Module):
                     f"parameter {name} is {parameter.data.dtype}; gradients are averaged in "
                     "float32 and float64 only"
                 )
-        self._buckets = make_buckets(reversed(trained), int(bucket_mb * 2**20))
+        self._buckets = make_buckets(reversed(trained), int(bucket_mb * 2**20), comm)
         self._bucket_of = {id(p): i for i, b in enumerate(self._buckets) for p in b.parameters}
         self._layers = self._find_layers()
         self._sync = True
