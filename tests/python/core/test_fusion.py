@@ -30,7 +30,7 @@ def fused_and_not(comm: Any) -> int:
         parameter = Parameter(np.zeros_like(array))
         parameter.grad = array.copy()
         parameters.append((f"p{index}", parameter))
-    buckets = make_buckets(parameters, 4 << 20)
+    buckets = make_buckets(parameters, 4 << 20, comm)
     for bucket in buckets:
         bucket.pack(1.0, True)
     for work in [comm.all_reduce(bucket.flat, async_op=True) for bucket in buckets]:
