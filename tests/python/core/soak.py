@@ -1,8 +1,8 @@
 """Random operations of every kind, one after the other and many at once, each result checked.
 
 All ranks draw the same calls from the shared generator; how a rank makes a call (in place, strided,
-asynchronous, with a delay before it, how long it lets it run) it draws from one of its own. For
-longer runs, from tests/python:
+in symmetric or private memory, asynchronous, with a delay before it, how long it lets it run) it
+draws from one of its own. For longer runs, with progress, from tests/python:
 
     python -m core.soak SEED OPERATIONS RANKS LAUNCHER [TRANSPORT]
 """
@@ -27,8 +27,12 @@ from core.values import (
     split_rows,
 )
 
+from pycomm import _core
+
 Check = Callable[[Any], None]
 MOST_IN_FLIGHT = 12
+# Elements around the sizes at which operations change their way.
+BOUNDARIES = (8, 32, 1024, 2048, 8192, 16384, 32768, 131072, 262144)
 
 
 class Soak:
@@ -42,12 +46,15 @@ class Soak:
         self.in_flight: list[tuple[Any, Check]] = []
         self.turn = 0
         self.done: dict[str, int] = {}
+        self.handler = _core.make_handler(comm._core, 1)  # of symmetric memory, or None
 
-    def run(self, operations: int) -> dict[str, int]:
+    def run(self, operations: int, progress: bool = False) -> dict[str, int]:
         names = [name[3:] for name in dir(self) if name.startswith("do_")]
         # Messages and reductions are the commonest; a split is rare.
         weights = np.array([WEIGHTS.get(name, 2.0) for name in names])
         for self.turn in range(operations):
+            if progress and self.world.rank == 0 and self.turn % 1000 == 0:
+                print(f"{self.turn} of {operations}", flush=True)
             name = str(self.shared.choice(names, p=weights / weights.sum()))
             self.done[name] = self.done.get(name, 0) + 1
             if self.own.random() < 0.01:
@@ -78,7 +85,16 @@ class Soak:
             self.finish(0)
 
     def layout(self, x: Array) -> Array:
-        """The same elements, in a copy of some layout."""
+        """The same elements, in a copy of some layout, in either kind of memory."""
+        if self.handler is None or self.own.random() < 0.4:
+            return self.any_layout(x)
+        before = _core.set_handler(self.handler)
+        try:
+            return self.any_layout(x)
+        finally:
+            _core.set_handler(before)
+
+    def any_layout(self, x: Array) -> Array:
         kind = int(self.own.integers(6))
         if kind == 0 and x.ndim:
             return np.array(x[::-1], order="C")[::-1]
@@ -105,7 +121,9 @@ class Soak:
 
     def count(self) -> int:
         kind = self.shared.random()
-        limit = 2 if kind < 0.1 else 40 if kind < 0.5 else 2000 if kind < 0.99 else 300_000
+        if kind > 0.97:
+            return int(self.shared.choice(BOUNDARIES) + self.shared.integers(-1, 2))
+        limit = 2 if kind < 0.1 else 40 if kind < 0.5 else 2000 if kind < 0.96 else 300_000
         return int(self.shared.integers(limit))
 
     def shape(self) -> tuple[int, ...]:
@@ -301,6 +319,8 @@ class Soak:
             self.comm.barrier()
             self.comm.close()
         self.comm = sub
+        if self.shared.random() < 0.5:  # else memory of another communicator
+            self.handler = _core.make_handler(sub._core, 1)
 
     def do_symmetric(self) -> None:
         comm, count = self.comm, self.count()
@@ -323,8 +343,8 @@ WEIGHTS = {
 }
 
 
-def soak(comm: Any, seed: int, operations: int) -> dict[str, int]:
-    return Soak(comm, seed).run(operations)
+def soak(comm: Any, seed: int, operations: int, progress: bool = False) -> dict[str, int]:
+    return Soak(comm, seed).run(operations, progress)
 
 
 if __name__ == "__main__":
@@ -338,6 +358,7 @@ if __name__ == "__main__":
         "core.soak:soak",
         int(words[0]),
         int(words[1]),
+        True,
         launcher=words[3],
         env=settings,
         timeout=3600,
