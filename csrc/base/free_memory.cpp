@@ -88,8 +88,8 @@ std::string mebibytes(uint64_t bytes) {
 }
 
 std::string wanted_and_free(uint64_t wanted, const FreeMemory& free) {
-    return "wanted " + mebibytes(wanted) + " of shared memory, free are " + mebibytes(free.bytes) + " (" +
-           free.source + ")";
+    return "wanted " + mebibytes(wanted) + " of shared memory, free are " + mebibytes(free.bytes) +
+           " (" + free.source + ")";
 }
 
 }  // namespace pycomm

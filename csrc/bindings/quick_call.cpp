@@ -267,6 +267,10 @@ PyObject* quick_message(std::span<const Half> halves, Communicator& core,
         if (writes) result = array;
     }
     return finish(result, [&] {
+        if (halves.size() == 1) {
+            const auto& [buffer, peer] = ends[0];
+            return core.run_now({halves[0].kind, buffer, peer, *tag}, timeout, signal_hook());
+        }
         std::array<std::shared_ptr<Task>, 2> tasks;
         for (size_t i = 0; i < halves.size(); ++i) {
             const auto& [buffer, peer] = ends[i];

@@ -29,8 +29,8 @@ std::shared_ptr<std::byte> ordinary_memory(size_t bytes, std::string& why) {
     // Memory that is promised but not there would end the process at its first use.
     if (bytes < free.bytes) memory = std::aligned_alloc(page, (bytes / page + 1) * page);
     if (memory == nullptr) {
-        why = concat("wanted ", mebibytes(bytes), " of memory, free are ", mebibytes(free.bytes), " (",
-                     free.source, ")");
+        why = concat("wanted ", mebibytes(bytes), " of memory, free are ", mebibytes(free.bytes),
+                     " (", free.source, ")");
         return nullptr;
     }
     std::memset(memory, 0, bytes);
@@ -130,14 +130,41 @@ std::shared_ptr<Task> Communicator::collective(CollectiveRequest request, Timeou
     return std::make_shared<CollectiveTask>(context_, std::move(request), deadline(timeout));
 }
 
+void Communicator::check_message(const Message& message) const {
+    check_process();
+    PYCOMM_CHECK(message.peer >= 0 && message.peer < size_, argument,
+                 message.kind == OpKind::send ? "dst" : "src", " is ", message.peer,
+                 ", expected a rank from 0 to ", size_ - 1);
+    PYCOMM_CHECK(message.tag >= 0, argument, "tag is ", message.tag, ", expected 0 or more");
+}
+
 std::shared_ptr<Task> Communicator::point_to_point(OpKind kind, const Buffer& buffer, int peer,
                                                    int tag, Timeout timeout) {
-    check_process();
-    PYCOMM_CHECK(peer >= 0 && peer < size_, argument, kind == OpKind::send ? "dst" : "src", " is ",
-                 peer, ", expected a rank from 0 to ", size_ - 1);
-    PYCOMM_CHECK(tag >= 0, argument, "tag is ", tag, ", expected 0 or more");
+    check_message({kind, buffer, peer, tag});
     return std::make_shared<PointToPointTask>(kind, buffer, rank_, peer, tag, ++messages_,
                                               deadline(timeout));
+}
+
+void Communicator::run_now(const Message& message, Timeout timeout,
+                           const Engine::InterruptHook& hook) {
+    check_message(message);
+    const double limit = seconds(timeout);
+    const auto number = ++messages_;
+    const auto make_task = [&] {
+        return std::make_shared<PointToPointTask>(message.kind, message.buffer, rank_, message.peer,
+                                                  message.tag, number, Deadline::after(limit));
+    };
+    const auto attempt = [&]() -> std::shared_ptr<Task> {
+        PointToPoint& messages = engine_->messages();
+        if (message.kind == OpKind::send) {
+            return messages.send_now(message.buffer, message.peer, message.tag, make_task);
+        }
+        const Patience patience{context_.spins, context_.yields};
+        return messages.recv_now(message.buffer, message.peer, message.tag, patience, make_task);
+    };
+    if (engine_->run_on_the_spot(attempt, hook)) return;
+    const std::shared_ptr<Task> task = make_task();
+    engine_->run({&task, 1}, hook);
 }
 
 // Messages of the library itself use a tag that callers cannot.

@@ -48,6 +48,14 @@ class Communicator {
     void run(Engine::TaskList tasks, const Engine::InterruptHook& hook);
     // A blocking collective: as collective() and run(), with less on the way for small ones.
     void run_now(CollectiveRequest request, Timeout timeout, const Engine::InterruptHook& hook);
+    // The same for a message.
+    struct Message {
+        OpKind kind;  // send or recv
+        Buffer buffer;
+        int peer;
+        int tag;
+    };
+    void run_now(const Message& message, Timeout timeout, const Engine::InterruptHook& hook);
     void submit(const std::shared_ptr<Task>& task);
     bool wait(const Task& task, Timeout seconds, const Engine::InterruptHook& hook);
     std::vector<int> waiting_on(const Task& task) const { return engine_->waiting_on(task); }
@@ -86,6 +94,7 @@ class Communicator {
     bool forked() const { return fork_generation() != generation_; }
     std::function<void()> watch(std::vector<int> members, const Engine::InterruptHook& hook);
     double seconds(Timeout timeout) const;
+    void check_message(const Message& message) const;
     Deadline deadline(Timeout timeout) const { return Deadline::after(seconds(timeout)); }
     std::shared_ptr<Task> internal_message(OpKind kind, const Buffer& buffer, int peer);
     GroupBootstrap meet_for_memory(int64_t bytes, const Engine::InterruptHook& hook);

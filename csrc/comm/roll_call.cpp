@@ -93,7 +93,7 @@ const Call* RollCall::arrival(int peer) {
     Wire& wire = wires_[static_cast<size_t>(peer)];
     wire.received += transport_.channel(peer, Stream::collective)
                          .try_recv(reinterpret_cast<std::byte*>(&wire.theirs) + wire.received,
-                                   sizeof(Envelope) - wire.received, true);
+                                   sizeof(Envelope) - wire.received, true, false);
     // Counted as here only when our own is on its way to it, so that done() covers both directions.
     if (wire.received < sizeof(Envelope) || wire.sent < sizeof(Envelope)) return nullptr;
     return &wire.theirs;

@@ -44,7 +44,7 @@ class ChunkedReduction final : public DirectWork {
     Range chunk(uint64_t index) const;
     Range slice(const Range& chunk, int rank) const;
     size_t slot(uint64_t index) const { return (index % depth) * slot_bytes_; }
-    bool streams() const { return call_.output.bytes() >= smallest_streamed_result; }
+    bool streams() const { return call_.output.bytes() >= smallest_streamed; }
     size_t bytes(int64_t count) const { return static_cast<size_t>(count) * element_; }
 
     uint64_t stamp(uint64_t chunks) const { return (call_.sequence << chunk_bits) + chunks; }

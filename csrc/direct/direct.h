@@ -72,9 +72,6 @@ Route choose_route(Transport& transport, const DirectCall& call);
 int64_t told_send(Transport& transport, const DirectCall& call, int from, int to);
 int64_t told_recv(Transport& transport, const DirectCall& call, int from, int to);
 
-// Results of at least so many bytes are written past the caches.
-inline constexpr size_t smallest_streamed_result = 16 << 20;
-
 // One piece of an input that goes to the output as it is.
 struct DirectCopy {
     std::byte* to;

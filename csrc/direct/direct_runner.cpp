@@ -47,7 +47,7 @@ DirectRunner::DirectRunner(Transport& transport, const DirectCall& call, Route r
     sources_.clear();
     targets_.clear();
     copies_.clear();
-    streams_ = call.output.bytes() >= smallest_streamed_result;
+    streams_ = call.output.bytes() >= smallest_streamed;
     switch (call.kind) {
         case OpKind::all_reduce:
         case OpKind::reduce:
@@ -114,7 +114,7 @@ void DirectRunner::plan_reduction() {
 void DirectRunner::split_reduction() {
     const int64_t count = call_.input.count;
     const size_t bytes = call_.input.bytes();
-    streams_ = bytes >= smallest_streamed_result;
+    streams_ = bytes >= smallest_streamed;
     claims_ = bytes >= smallest_claimed;
     if (claims_) return;
     // Slices in whole cache lines.

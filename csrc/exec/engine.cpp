@@ -268,14 +268,16 @@ bool Engine::take_incoming() {
         tasks.swap(incoming_);
         has_incoming_.store(false);
     }
-    for (auto& task : tasks) {
-        if (task->is_collective()) {
-            collectives_.push_back(std::move(task));
-        } else {
-            point_to_point_.post(std::static_pointer_cast<PointToPointTask>(task));
-        }
-    }
+    for (auto& task : tasks) queue(std::move(task));
     return !tasks.empty();
+}
+
+void Engine::queue(std::shared_ptr<Task> task) {
+    if (task->is_collective()) {
+        collectives_.push_back(std::move(task));
+    } else {
+        point_to_point_.post(std::static_pointer_cast<PointToPointTask>(std::move(task)));
+    }
 }
 
 bool Engine::advance_collectives() {

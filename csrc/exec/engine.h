@@ -53,11 +53,13 @@ class Engine {
         check_usable_locked();
         const std::shared_ptr<Task> task = attempt();
         if (!task) return true;
-        collectives_.push_back(task);
+        queue(task);
         ++unfinished_;
         run_queued({&task, 1}, lock, hook);
         return true;
     }
+    // Only within run_on_the_spot.
+    PointToPoint& messages() { return point_to_point_; }
     void submit(const std::shared_ptr<Task>& task);
     // Blocks until the submitted `task` is finished, at most `seconds` (null: its own deadline ends
     // it); returns whether it is.
@@ -79,6 +81,7 @@ class Engine {
     using Satisfied = std::function<bool()>;
 
     void check_usable_locked();
+    void queue(std::shared_ptr<Task> task);
     void run_queued(TaskList tasks, std::unique_lock<std::mutex>& lock, const InterruptHook& hook);
     void enqueue(TaskList tasks);
     void drive(const Satisfied& satisfied, const InterruptHook& hook, bool spin);

@@ -1,15 +1,22 @@
 // Matching and moving of tagged messages.
 #include "exec/point_to_point.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
+#include "base/futex.h"
 
 namespace pycomm {
 namespace {
 
 constexpr size_t quantum_bytes = 65536;
+// Payloads of no more than this travel in one piece with their header.
+constexpr size_t short_bytes = 480;
+// Looking again costs less than a pause as long as the message is about to arrive.
+constexpr int eager_looks = 64;
 
 std::string elements_text(int64_t count, DataType type) {
     return concat(count, count == 1 ? " element of " : " elements of ", dtype_name(type));
@@ -48,8 +55,13 @@ PointToPoint::PointToPoint(Transport& transport)
 void PointToPoint::post(std::shared_ptr<PointToPointTask> task) {
     const int rank = task->peer_;
     Peer& peer = peers_[static_cast<size_t>(rank)];
-    if (std::find(active_.begin(), active_.end(), rank) == active_.end()) active_.push_back(rank);
+    activate(rank);
+    if (peer.target == task) return;  // begun on the spot
     (task->kind_ == OpKind::send ? peer.sends : peer.receives).push_back(std::move(task));
+}
+
+void PointToPoint::activate(int rank) {
+    if (std::find(active_.begin(), active_.end(), rank) == active_.end()) active_.push_back(rank);
 }
 
 bool PointToPoint::progress(std::vector<Outcome>& finished) {
@@ -85,12 +97,11 @@ bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& fi
         } else {
             Channel& channel = transport_.channel(rank, Stream::point_to_point);
             if (task.header_done_ < sizeof(header)) {
-                const auto* from = reinterpret_cast<const std::byte*>(&header) + task.header_done_;
-                const size_t taken =
-                    channel.try_send(from, sizeof(header) - task.header_done_, true);
-                task.header_done_ += taken;
-                moved |= taken > 0;
-                if (task.header_done_ < sizeof(header)) return moved;
+                const size_t had = task.header_done_;
+                const bool whole =
+                    send_header(channel, header, task.buffer_, task.header_done_, task.bytes_done_);
+                moved |= task.header_done_ > had;
+                if (!whole) return moved;
             }
             while (task.bytes_done_ < bytes) {
                 const size_t left = bytes - task.bytes_done_;
@@ -110,9 +121,80 @@ bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& fi
     return moved;
 }
 
+// Together with the payload when that is short: then the other side hears once. Returns whether the
+// whole header is on its way.
+bool PointToPoint::send_header(Channel& channel, const Header& header, const Buffer& buffer,
+                               size_t& header_done, size_t& bytes_done) {
+    const auto* from = reinterpret_cast<const std::byte*>(&header);
+    if (header_done > 0 || header.bytes == 0 || header.bytes > short_bytes) {
+        header_done += channel.try_send(from + header_done, sizeof(header) - header_done, false);
+        return header_done == sizeof(header);
+    }
+    std::byte message[sizeof(Header) + short_bytes];
+    std::memcpy(message, from, sizeof(header));
+    std::memcpy(message + sizeof(header), buffer.data, header.bytes);
+    const size_t taken = channel.try_send(message, sizeof(header) + header.bytes, true);
+    header_done = std::min(taken, sizeof(header));
+    bytes_done = taken - header_done;
+    return header_done == sizeof(header);
+}
+
+std::shared_ptr<PointToPointTask> PointToPoint::send_now(const Buffer& buffer, int rank, int tag,
+                                                         const MakeTask& make_task) {
+    const size_t bytes = buffer.bytes();
+    if (rank == transport_.rank()) return make_task();
+    Channel& channel = transport_.channel(rank, Stream::point_to_point);
+    const Header header{buffer.count, bytes, tag, static_cast<uint8_t>(buffer.dtype), {}};
+    size_t header_done = 0;
+    size_t bytes_done = 0;
+    if (send_header(channel, header, buffer, header_done, bytes_done) && bytes_done < bytes) {
+        const auto* from = static_cast<const std::byte*>(buffer.data);
+        bytes_done += channel.try_send(from + bytes_done, bytes - bytes_done, true);
+    }
+    if (header_done == sizeof(header) && bytes_done == bytes) return nullptr;
+    auto task = make_task();
+    task->header_done_ = header_done;
+    task->bytes_done_ = bytes_done;
+    return task;
+}
+
+std::shared_ptr<PointToPointTask> PointToPoint::recv_now(const Buffer& buffer, int rank, int tag,
+                                                         const Patience& patience,
+                                                         const MakeTask& make_task) {
+    Peer& peer = peers_[static_cast<size_t>(rank)];
+    if (rank == transport_.rank() || !peer.set_aside.empty() || !peer.idle()) return make_task();
+    Channel& channel = transport_.channel(rank, Stream::point_to_point);
+    std::span<const std::byte> view;
+    for (int looks = 0; view.size() < sizeof(Header); ++looks) {
+        view = channel.peek(sizeof(Header));
+        if (looks == patience.looks) return make_task();
+        if (looks < eager_looks) continue;
+        patience.yields ? static_cast<void>(sched_yield()) : cpu_relax();
+    }
+    Header header;
+    std::memcpy(&header, view.data(), sizeof(header));
+    const bool fits = header.tag == tag && header.count == buffer.count &&
+                      header.dtype == static_cast<uint8_t>(buffer.dtype);
+    if (!fits) return make_task();
+    channel.consume(sizeof(header), false);
+    size_t done = 0;
+    if (header.bytes > 0) {
+        done = channel.try_recv(buffer.data, header.bytes, true, header.bytes >= smallest_streamed);
+    }
+    if (done == header.bytes) return nullptr;
+    auto task = make_task();
+    task->bytes_done_ = done;
+    peer.header = header;
+    peer.header_done = sizeof(header);
+    peer.payload_done = done;
+    peer.target = task;
+    activate(rank);
+    return task;
+}
+
 bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished) {
     const size_t before = finished.size();
-    take_aside(rank, peer, finished);
+    take_aside(peer, finished);
     bool moved = finished.size() > before;
     if (rank == transport_.rank()) return moved;
     while (true) {
@@ -129,7 +211,7 @@ bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>&
         const bool whole = read_payload(rank, peer);
         moved |= peer.payload_done > had;
         if (!whole) return moved;
-        message_arrived(rank, peer, finished);
+        message_arrived(peer, finished);
         moved = true;
     }
 }
@@ -137,7 +219,7 @@ bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>&
 bool PointToPoint::read_header(int rank, Peer& peer) {
     auto* into = reinterpret_cast<std::byte*>(&peer.header) + peer.header_done;
     peer.header_done += transport_.channel(rank, Stream::point_to_point)
-                            .try_recv(into, sizeof(Header) - peer.header_done, true);
+                            .try_recv(into, sizeof(Header) - peer.header_done, false, false);
     return peer.header_done == sizeof(Header);
 }
 
@@ -174,7 +256,8 @@ bool PointToPoint::read_payload(int rank, Peer& peer) {
         const size_t piece = std::min(left, quantum_bytes);
         size_t taken = 0;
         if (into != nullptr) {
-            taken = channel.try_recv(into + peer.payload_done, piece, piece == left);
+            taken = channel.try_recv(into + peer.payload_done, piece, piece == left,
+                                     bytes >= smallest_streamed);
         } else {
             taken = channel.peek(piece).size();
             if (taken > 0) channel.consume(taken, taken == left);
@@ -186,7 +269,7 @@ bool PointToPoint::read_payload(int rank, Peer& peer) {
     return true;
 }
 
-void PointToPoint::message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished) {
+void PointToPoint::message_arrived(Peer& peer, std::vector<Outcome>& finished) {
     if (peer.target) finished.push_back({std::move(peer.target), nullptr});
     if (peer.refused) finished.push_back({std::move(peer.refused), std::move(peer.refusal)});
     if (peer.aside != nullptr) peer.aside->arrived = true;
@@ -196,12 +279,11 @@ void PointToPoint::message_arrived(int rank, Peer& peer, std::vector<Outcome>& f
     peer.aside = nullptr;
     peer.header_done = 0;
     peer.payload_done = 0;
-    take_aside(rank, peer, finished);
+    take_aside(peer, finished);
 }
 
 // Gives messages that were set aside to the receives posted since.
-void PointToPoint::take_aside(int rank, Peer& peer, std::vector<Outcome>& finished) {
-    (void)rank;
+void PointToPoint::take_aside(Peer& peer, std::vector<Outcome>& finished) {
     if (peer.set_aside.empty()) return;
     for (auto& message : peer.set_aside) {
         if (message->claimed_by) continue;

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -46,9 +47,23 @@ class PointToPointTask final : public Task {
     size_t bytes_done_ = 0;
 };
 
+// How long a call on the spot looks for the other side before the engine waits on.
+struct Patience {
+    int looks = 0;
+    bool yields = false;
+};
+
 class PointToPoint {
   public:
     explicit PointToPoint(Transport& transport);
+
+    // A message while nothing else is posted. Returns null when it is done, else the task, begun or
+    // not, that goes on with it and has to be posted.
+    using MakeTask = std::function<std::shared_ptr<PointToPointTask>()>;
+    std::shared_ptr<PointToPointTask> send_now(const Buffer& buffer, int rank, int tag,
+                                               const MakeTask& make_task);
+    std::shared_ptr<PointToPointTask> recv_now(const Buffer& buffer, int rank, int tag,
+                                               const Patience& patience, const MakeTask& make_task);
 
     void post(std::shared_ptr<PointToPointTask> task);
     // Moves all posted operations a little; finished ones are appended to `finished`, with their
@@ -100,13 +115,15 @@ class PointToPoint {
 
     bool progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished);
     bool progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished);
+    bool send_header(Channel& channel, const Header& header, const Buffer& buffer,
+                     size_t& header_done, size_t& bytes_done);
     bool read_header(int rank, Peer& peer);
     bool read_payload(int rank, Peer& peer);
     void match(Peer& peer);
-    void message_arrived(int rank, Peer& peer, std::vector<Outcome>& finished);
-    void take_aside(int rank, Peer& peer, std::vector<Outcome>& finished);
+    void message_arrived(Peer& peer, std::vector<Outcome>& finished);
+    void take_aside(Peer& peer, std::vector<Outcome>& finished);
     std::exception_ptr compare(const Header& header, const PointToPointTask& receive) const;
-    void post_to_self(std::shared_ptr<PointToPointTask> task);
+    void activate(int rank);
 
     Transport& transport_;
     std::vector<Peer> peers_;

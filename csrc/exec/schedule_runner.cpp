@@ -149,7 +149,8 @@ bool ScheduleRunner::advance_recv(const Step& step, int64_t& bytes_done) {
     const int64_t piece = std::min(left, quantum_bytes);
     const size_t taken =
         transport_.channel(step.peer, stream_)
-            .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece), piece == left);
+            .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece), piece == left,
+                      operands_.output.bytes() >= smallest_streamed);
     bytes_done += static_cast<int64_t>(taken);
     return taken > 0;
 }

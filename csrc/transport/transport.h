@@ -36,6 +36,9 @@ class Heap {
     virtual size_t size_of(void* memory) = 0;
 };
 
+// Results of at least so many bytes are written past the caches.
+inline constexpr size_t smallest_streamed = 16 << 20;
+
 enum class Stream : uint8_t { collective = 0, point_to_point = 1 };
 inline constexpr int stream_count = 2;
 
@@ -55,8 +58,9 @@ class Channel {
     virtual std::span<const std::byte> peek(size_t bytes) = 0;
     // Frees the first `bytes` bytes of the view that peek returned.
     virtual void consume(size_t bytes, bool last) = 0;
-    // Copies up to `bytes` received bytes to `data` and consumes them; returns how many.
-    virtual size_t try_recv(void* data, size_t bytes, bool last) = 0;
+    // Copies up to `bytes` received bytes to `data` and consumes them; returns how many. `streams`
+    // is a hint: the whole is smallest_streamed or more, so that the caches would not keep it.
+    virtual size_t try_recv(void* data, size_t bytes, bool last, bool streams) = 0;
 
     // A view may end early where the transport's memory wraps, but not inside the first min_view
     // bytes.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/futex.h"
+#include "transport/mapped/stream_copy.h"
 
 namespace pycomm {
 namespace {
@@ -74,13 +75,17 @@ void MappedChannel::consume(size_t bytes, bool last) {
     wake_peer();
 }
 
-size_t MappedChannel::try_recv(void* data, size_t bytes, bool last) {
+size_t MappedChannel::try_recv(void* data, size_t bytes, bool last, bool streams) {
     std::byte* target = static_cast<std::byte*>(data);
     size_t taken = 0;
     while (taken < bytes) {
         const auto view = peek(std::min(bytes - taken, publish_bytes));
         if (view.empty()) break;
-        std::memcpy(target + taken, view.data(), view.size());
+        if (streams) {
+            stream_copy(target + taken, view.data(), view.size());
+        } else {
+            std::memcpy(target + taken, view.data(), view.size());
+        }
         taken += view.size();
         consume(view.size(), last && taken == bytes);
     }

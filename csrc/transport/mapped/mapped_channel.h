@@ -23,7 +23,7 @@ class MappedChannel final : public Channel {
     size_t try_send(const void* data, size_t bytes, bool last) override;
     std::span<const std::byte> peek(size_t bytes) override;
     void consume(size_t bytes, bool last) override;
-    size_t try_recv(void* data, size_t bytes, bool last) override;
+    size_t try_recv(void* data, size_t bytes, bool last, bool streams) override;
 
   private:
     void wake_peer();

@@ -123,7 +123,7 @@ void TcpChannel::consume(size_t bytes, bool last) {
     skip_padding();
 }
 
-size_t TcpChannel::try_recv(void* data, size_t bytes, bool last) {
+size_t TcpChannel::try_recv(void* data, size_t bytes, bool last, bool /*streams*/) {
     auto* target = static_cast<std::byte*>(data);
     skip_padding();
     const size_t buffered = std::min(bytes, ready());

@@ -24,7 +24,7 @@ class TcpChannel final : public Channel {
     size_t try_send(const void* data, size_t bytes, bool last) override;
     std::span<const std::byte> peek(size_t bytes) override;
     void consume(size_t bytes, bool last) override;
-    size_t try_recv(void* data, size_t bytes, bool last) override;
+    size_t try_recv(void* data, size_t bytes, bool last, bool streams) override;
 
     int fd() const { return fd_.get(); }
     // Whether everything that the peer will ever have sent is here, in the buffer or the kernel.

@@ -145,7 +145,7 @@ class Traffic {
             if (taken > 0) std::memcpy(target, view.data(), taken);
             if (taken > 0) channel.consume(taken, taken == left);
         } else {
-            taken = channel.try_recv(target, wanted, wanted == left);
+            taken = channel.try_recv(target, wanted, wanted == left, left % 2 == 0);
         }
         expect(taken <= wanted, "more was received than asked for");
         message.done += taken;
@@ -231,7 +231,7 @@ inline void drain_channel(Transport& transport, int peer, Stream stream, uint64_
     Bytes data(bytes, std::byte{0xA5});
     size_t done = 0;
     wait_until(transport, "the rest of a full channel", [&] {
-        done += channel.try_recv(data.data() + done, bytes - done, false);
+        done += channel.try_recv(data.data() + done, bytes - done, false, false);
         return done == bytes;
     });
     const size_t right = matching_bytes(data.data(), bytes, seed, 0);
@@ -247,7 +247,7 @@ inline void pass_number(Transport& transport, int peer, Stream stream, bool send
     wait_until(transport, "a number", [&] {
         const size_t left = sizeof(*number) - done;
         done += sending ? channel.try_send(bytes + done, left, true)
-                        : channel.try_recv(bytes + done, left, true);
+                        : channel.try_recv(bytes + done, left, true, true);
         return done == sizeof(*number);
     });
 }

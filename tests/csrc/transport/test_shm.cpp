@@ -1,6 +1,7 @@
 // The shared-memory transport against the contract, and what only it does: limits and layout.
 #include <sys/resource.h>
 
+#include "base/free_memory.h"
 #include "transport/mapped/layout.h"
 #include "transport/shm/shared_region.h"
 #include "transport/shm/shm_transport.h"
