@@ -81,9 +81,7 @@ class Bucket:
                 parameter.grad += before
 
 
-def make_buckets(
-    members: Iterable[NamedParameter], limit: int, comm: Communicator
-) -> list[Bucket]:
+def make_buckets(members: Iterable[NamedParameter], limit: int, comm: Communicator) -> list[Bucket]:
     """Pack parameters into buckets in the given order; a bucket holds one dtype.
 
     Args:
