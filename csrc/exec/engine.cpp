@@ -19,6 +19,7 @@ constexpr milliseconds look_interval{50};
 // mapped memory takes some 50 ns, over sockets microseconds: then time ends the spinning.
 constexpr int spin_passes = 1000;
 constexpr int yield_passes = 40;
+constexpr int passes_before_yield = 200;
 constexpr std::chrono::microseconds spin_time{50};
 constexpr int passes_between_clocks = 16;
 // A pass that moves data looks at the clock only now and then.
@@ -210,7 +211,8 @@ void Engine::rest(int& idle_passes, bool spin, const Satisfied& satisfied,
     if (idle_passes < (spin ? spin_passes : yield_passes)) {
         ++idle_passes;
         if (spin) {
-            cpu_relax();
+            // The other side may have been put on this very core.
+            idle_passes > passes_before_yield ? static_cast<void>(sched_yield()) : cpu_relax();
             if (idle_passes % passes_between_clocks != 1) return;
             const auto now = Deadline::Clock::now();
             if (idle_passes == 1) spin_end_ = now + spin_time;

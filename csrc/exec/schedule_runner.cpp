@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "reduce/reduce.h"
+#include "transport/mapped/stream_copy.h"
 
 namespace pycomm {
 namespace {
@@ -74,12 +75,21 @@ void ScheduleRunner::enter_round() {
         if (step.kind == StepKind::copy) {
             const auto bytes = static_cast<size_t>(step_bytes(step));
             if (bytes > 0 && at(step.dst) != at(step.src)) {
-                std::memmove(at(step.dst), at(step.src), bytes);
+                copy(at(step.dst), at(step.src), bytes);
             }
             bytes_done_[i] = step_bytes(step);
         } else if (step_bytes(step) > 0) {
             ++open_steps_;
         }
+    }
+}
+
+void ScheduleRunner::copy(std::byte* to, const std::byte* from, size_t bytes) const {
+    const bool apart = to + bytes <= from || from + bytes <= to;
+    if (streams() && apart) {
+        stream_copy(to, from, bytes);
+    } else {
+        std::memmove(to, from, bytes);
     }
 }
 
@@ -147,10 +157,9 @@ bool ScheduleRunner::advance_send(const Step& step, int64_t& bytes_done) {
 bool ScheduleRunner::advance_recv(const Step& step, int64_t& bytes_done) {
     const int64_t left = step_bytes(step) - bytes_done;
     const int64_t piece = std::min(left, quantum_bytes);
-    const size_t taken =
-        transport_.channel(step.peer, stream_)
-            .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece), piece == left,
-                      operands_.output.bytes() >= smallest_streamed);
+    const size_t taken = transport_.channel(step.peer, stream_)
+                             .try_recv(at(step.dst) + bytes_done, static_cast<size_t>(piece),
+                                       piece == left, streams());
     bytes_done += static_cast<int64_t>(taken);
     return taken > 0;
 }

@@ -39,6 +39,8 @@ class ScheduleRunner {
     bool advance_recv_reduce(const Step& step, int64_t& bytes_done);
     bool advance_recv_reduce_all(const Step& step, int64_t& bytes_done);
     bool claim_channels(const Step& step);
+    void copy(std::byte* to, const std::byte* from, size_t bytes) const;
+    bool streams() const { return operands_.output.bytes() >= smallest_streamed; }
     int64_t step_bytes(const Step& step) const;
     std::byte* at(const Block& block) const;
     const Round& round() const { return schedule_.lanes[lane_].rounds[round_]; }
