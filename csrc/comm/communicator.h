@@ -100,6 +100,7 @@ class Communicator {
     GroupBootstrap meet_for_memory(int64_t bytes, const Engine::InterruptHook& hook);
     std::shared_ptr<Heap> open_heap(Bootstrap& bootstrap);
     friend class GroupBootstrap;
+    friend class MemoryLimit;
 
     Env env_;
     Topology topology_;

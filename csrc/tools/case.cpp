@@ -41,6 +41,11 @@ bool reduces(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce || kind == OpKind::reduce_scatter;
 }
 
+bool rooted(OpKind kind) {
+    return kind == OpKind::broadcast || kind == OpKind::reduce || kind == OpKind::gather ||
+           kind == OpKind::scatter;
+}
+
 double bus_factor(OpKind kind, int ranks) {
     const double others = static_cast<double>(ranks - 1) / ranks;
     if (kind == OpKind::all_reduce) return 2 * others;

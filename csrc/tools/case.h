@@ -48,6 +48,7 @@ const char* operation_name(OpKind kind);
 
 bool splits(OpKind kind);   // the larger buffer is split among the ranks
 bool reduces(OpKind kind);  // combines elements, so the type matters
+bool rooted(OpKind kind);
 // busbw / algbw, as nccl-tests defines them.
 double bus_factor(OpKind kind, int ranks);
 // Messages one after another in one call; a time is divided by it.

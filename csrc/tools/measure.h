@@ -27,18 +27,34 @@ struct Contestant {
     Buffers memory;  // the largest that any case needs, as bytes
 };
 
+struct Row {
+    Case c;
+    std::vector<Timing> timings;  // in the order of the contestants
+    Timing limit;
+    std::string limit_name;
+};
+
 class Stopwatch {
   public:
     Stopwatch(Communicator& comm, const Options& options);
 
-    std::vector<Timing> measure(const Case& c, const std::vector<Contestant>& contestants);
+    // `limits`: ways to move the same data; the fastest is taken.
+    Row measure(const Case& c, const std::vector<Contestant>& contestants,
+                const std::vector<System*>& limits);
 
   private:
     struct Entry;
+    struct Block {
+        double call = 0;  // seconds per message on this rank
+        double wall = 0;  // seconds of the whole block
+    };
     void check(const Case& c, Entry& entry);
     void warm_up(const Case& c, Entry& entry);
     int block_count(const std::vector<Entry>& entries) const;
-    double time_block(const Case& c, Entry& entry, int iterations);
+    Block time_block(const Case& c, Entry& entry, int iterations);
+    Block time_separately(const Case& c, Entry& entry, int iterations);
+    void finish(Entry& entry);
+    Row make_row(const Case& c, std::vector<Entry>& entries);
     void combine(std::vector<double>& values, ReduceOp op);
 
     Communicator& comm_;

@@ -75,6 +75,8 @@ const std::map<std::string, std::function<void(Options&)>>& flag_options() {
         {"--symmetric", [](auto& o) { o.symmetric = true; }},
         {"--no-check", [](auto& o) { o.check = false; }},
         {"--no-compare", [](auto& o) { o.compare = false; }},
+        {"--no-limit", [](auto& o) { o.limit = false; }},
+        {"--separate", [](auto& o) { o.separate = true; }},
         {"--plant-error", [](auto& o) { o.plant_error = true; }},
         {"-h", [](auto& o) { o.help = true; }},
         {"--help", [](auto& o) { o.help = true; }},
@@ -103,13 +105,23 @@ processes and on the same arrays.
   --seconds S              time for one size, all libraries together (0.5)
   --no-check               leave out the check of the results
   --no-compare             leave MPI out; it only starts the ranks
+  --no-limit               leave the machine's limit out
+  --separate               operations with a root: a barrier before each call, which is timed alone.
+                           Without it a root that only sends runs ahead of the others, and the time
+                           of a call is that of the busiest rank, not until the last has its data
   --json FILE              write the results; - for stdout
   --timeout S              give up when one size takes longer (120)
   --plant-error            spoil one element before each check, to see it fail
 
 The time of a block is the longest over ranks, divided by its calls (sendrecv: messages). min and
 median are over blocks. busbw is size / median time, times 2(n-1)/n for all_reduce, (n-1)/n for
-operations that split the buffer, 1 for others. ratio is MPI's time divided by pycomm's.
+operations that split the buffer, 1 for others. r.min and r.median are MPI's time divided by
+pycomm's.
+
+limit is the median time in which the ranks, all at once and without waiting for each other, move
+the bytes that an ideal implementation has to move, with ordinary or streaming stores, whichever is
+faster; "% limit" is how near pycomm's median comes to it. Small sizes stay in the caches there, so
+that it shows what synchronisation costs.
 
 Exit code: 0; 1 for a wrong result or an error; 2 for wrong arguments; 3 for a timeout.
 )";

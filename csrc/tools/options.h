@@ -19,6 +19,8 @@ struct Options {
     bool symmetric = false;
     bool check = true;
     bool compare = true;     // with MPI, where it is there
+    bool limit = true;       // measure the machine's, too
+    bool separate = false;   // calls of operations with a root start together, one by one
     int iterations = 0;      // calls in a block; 0: as many as take `block_seconds`
     int blocks = 0;          // 0: as many as fit into `seconds`
     double seconds = 0.5;    // for one size

@@ -1,4 +1,5 @@
 // pycomm-perf: times of pycomm's operations without Python, and of MPI's beside them.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,12 +41,16 @@ struct Memory {
     }
 };
 
+constexpr size_t huge_pages_from = 4 << 20;
+
 Memory ordinary_memory(int64_t bytes) {
     const auto make = [bytes] {
         constexpr size_t page = 4096;
         const size_t whole = (static_cast<size_t>(bytes) + page - 1) / page * page;
         auto* data = static_cast<std::byte*>(std::aligned_alloc(page, whole));
         if (data == nullptr) throw std::bad_alloc();
+        // As NumPy does for its large arrays.
+        if (whole >= huge_pages_from) madvise(data, whole, MADV_HUGEPAGE);
         return std::shared_ptr<std::byte>(data, [](std::byte* pointer) { std::free(pointer); });
     };
     return {make(), make(), bytes};
@@ -87,6 +92,12 @@ class Run {
         }
         report_.transport = comm.transport_name();
         report_.cores = comm.topology().cores;
+        if (!options.limit) return;
+        limit_ = std::make_unique<MemoryLimit>(comm, bytes, nullptr);
+        for (const Stores stores : {Stores::ordinary, Stores::streaming}) {
+            limit_systems_.push_back(make_limit_system(*limit_, stores));
+            limits_.push_back(limit_systems_.back().get());
+        }
     }
 
     int operator()() {
@@ -120,7 +131,7 @@ class Run {
             const Case c = make_case(kind, options_.dtype, bytes, comm_.rank(), comm_.size());
             restart_alarm(options_);
             if (first) print(table_header(report_, c, options_));
-            report_.rows.push_back({c, stopwatch_.measure(c, contestants_)});
+            report_.rows.push_back(stopwatch_.measure(c, contestants_, limits_));
             if (first) print(table_remarks(report_, report_.rows.back()));
             print(table_line(report_.rows.back()));
             first = false;
@@ -135,6 +146,9 @@ class Run {
     Memory own_memory_;
     Memory shared_memory_;
     std::vector<Contestant> contestants_;
+    std::unique_ptr<MemoryLimit> limit_;
+    std::vector<std::unique_ptr<System>> limit_systems_;
+    std::vector<System*> limits_;
     Report report_;
 };
 

@@ -27,9 +27,7 @@ class PycommSystem final : public System {
         request.output = buffers.output;
         if (c.kind == OpKind::broadcast) request.input = buffers.output;
         if (reduces(c.kind)) request.op = ReduceOp::sum;
-        const bool rooted = c.kind == OpKind::broadcast || c.kind == OpKind::reduce ||
-                            c.kind == OpKind::gather || c.kind == OpKind::scatter;
-        if (rooted) request.root = c.root;
+        if (rooted(c.kind)) request.root = c.root;
         if (!splits(c.kind)) return request;
 
         const std::vector<int64_t> slices(static_cast<size_t>(c.ranks), c.slice());

@@ -36,6 +36,11 @@ double ratio(double peer, double own) {
     return own > 0 ? peer / own : 0;
 }
 
+// How near pycomm comes.
+double percent_of_limit(const Row& row) {
+    return 100 * ratio(row.limit.median(), row.timings[0].median());
+}
+
 std::string quoted(const std::string& text) {
     std::string result = "\"";
     for (const char letter : text) {
@@ -73,6 +78,12 @@ std::string row_json(const Report& report, const Row& row) {
                        ratio(row.timings[1].min(), row.timings[0].min()),
                        ratio(row.timings[1].median(), row.timings[0].median()));
     }
+    if (row.limit.obstacle.empty()) {
+        text += concat(", \"limit\": {\"stores\": ", quoted(row.limit_name));
+        text += format(", \"min_us\": %.6g, \"median_us\": %.6g}", row.limit.min() * 1e6,
+                       row.limit.median() * 1e6);
+        text += format(", \"percent_of_limit\": %.4g", percent_of_limit(row));
+    }
     return text + "}";
 }
 
@@ -87,10 +98,11 @@ int64_t Report::wrong() const {
 }
 
 std::string table_header(const Report& report, const Case& c, const Options& options) {
-    std::string text = concat("# ", operation_name(c.kind), ", ", dtype_name(c.dtype),
-                              reduces(c.kind) ? " sum" : "", ": ", c.ranks, " ranks over ",
-                              report.transport, " on ", report.cores, " cores, ",
-                              options.symmetric ? "symmetric" : "private", " arrays\n");
+    std::string text =
+        concat("# ", operation_name(c.kind), ", ", dtype_name(c.dtype),
+               reduces(c.kind) ? " sum" : "", ": ", c.ranks, " ranks over ", report.transport,
+               " on ", report.cores, " cores, ", options.symmetric ? "symmetric" : "private",
+               " arrays", options.separate && rooted(c.kind) ? ", calls one by one" : "", "\n");
     std::string names = format("#%30s", "");
     std::string columns = format("#%13s%12s%5s", "size (B)", "count", "");
     for (const auto& system : report.systems) {
@@ -98,6 +110,7 @@ std::string table_header(const Report& report, const Case& c, const Options& opt
         columns += format("%10s%10s%9s%7s", "min (us)", "median", "busbw", "wrong");
     }
     if (report.systems.size() > 1) columns += format("%9s%9s", "r.min", "r.median");
+    if (options.limit) columns += format("%11s%9s", "limit (us)", "% limit");
     return text + names + "\n" + columns + "\n";
 }
 
@@ -116,6 +129,12 @@ std::string table_line(const Row& row) {
     if (row.timings.size() > 1 && row.timings[1].obstacle.empty()) {
         text += format("%8.2fx%8.2fx", ratio(row.timings[1].min(), row.timings[0].min()),
                        ratio(row.timings[1].median(), row.timings[0].median()));
+    }
+    // Where one system cannot do an operation, the columns of the ratio are missing.
+    if (row.timings.size() > 1 && !row.timings[1].obstacle.empty()) text += format("%18s", "");
+    if (row.limit.obstacle.empty()) {
+        text +=
+            concat(" ", time_text(row.limit.median()), format("%8.1f%%", percent_of_limit(row)));
     }
     return text + "\n";
 }
@@ -136,6 +155,7 @@ std::string to_json(const Report& report, const Options& options) {
                               ", \"memory\": ", quoted(options.symmetric ? "symmetric" : "private"),
                               ", \"dtype\": ", quoted(dtype_name(first.c.dtype)),
                               ", \"checked\": ", options.check ? "true" : "false",
+                              ", \"separate\": ", options.separate ? "true" : "false",
                               ", \"wrong\": ", report.wrong(), ",\n \"rows\": [\n");
     for (size_t i = 0; i < report.rows.size(); ++i) {
         text += concat(i ? ",\n" : "", "  ", row_json(report, report.rows[i]));

@@ -8,13 +8,8 @@
 
 namespace pycomm::tools {
 
-struct Row {
-    Case c;
-    std::vector<Timing> timings;  // in the order of Report::systems
-};
-
 struct Report {
-    std::vector<std::string> systems;  // pycomm first
+    std::vector<std::string> systems;  // pycomm first; in the order of Row::timings
     std::string transport;
     int cores = 1;
     std::vector<Row> rows;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/memory_limit.h"
 #include "store/store.h"
 #include "tools/case.h"
 
@@ -25,6 +26,9 @@ class System {
 };
 
 std::unique_ptr<System> make_pycomm_system(Communicator& comm);
+// The machine's limit (comm/memory_limit.h) as if it were a library. Its results mean nothing.
+// `limit` outlives it.
+std::unique_ptr<System> make_limit_system(const MemoryLimit& limit, Stores stores);
 
 // The job's membership in MPI, from MPI_Init to MPI_Finalize.
 class MpiSession {
