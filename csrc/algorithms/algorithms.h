@@ -17,7 +17,8 @@ namespace pycomm {
     X(automatic,          "auto")               X(ring, "ring")                       \
     X(tree,               "tree")               X(pairwise, "pairwise")               \
     X(recursive_doubling, "recursive_doubling") X(dissemination, "dissemination")     \
-    X(linear,             "linear")             X(direct, "direct")
+    X(linear,             "linear")             X(direct, "direct")                   \
+    X(recursive_halving,  "recursive_halving")
 // clang-format on
 
 enum class Algorithm : uint8_t {

@@ -20,6 +20,8 @@ Schedule pairwise_all_to_all(const Problem& problem);
 // recursive_doubling.cpp
 Schedule recursive_doubling_all_reduce(const Problem& problem);
 Schedule recursive_doubling_all_gather(const Problem& problem);
+// recursive_halving.cpp
+Schedule recursive_halving_all_reduce(const Problem& problem);
 // tree.cpp
 Schedule tree_broadcast(const Problem& problem);
 Schedule tree_reduce(const Problem& problem);

@@ -22,6 +22,7 @@ constexpr Entry entries[] = {
     {OpKind::all_reduce, Algorithm::pairwise, pairwise_all_reduce},
     {OpKind::all_reduce, Algorithm::ring, ring_all_reduce},
     {OpKind::all_reduce, Algorithm::recursive_doubling, recursive_doubling_all_reduce},
+    {OpKind::all_reduce, Algorithm::recursive_halving, recursive_halving_all_reduce},
     {OpKind::reduce_scatter, Algorithm::pairwise, pairwise_reduce_scatter},
     {OpKind::reduce_scatter, Algorithm::ring, ring_reduce_scatter},
     {OpKind::all_gather, Algorithm::pairwise, pairwise_all_gather},

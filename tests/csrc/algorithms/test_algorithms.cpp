@@ -215,6 +215,7 @@ TEST_CASE("steps per rank are those that the algorithms claim") {
             CHECK(rounds(all_reduce(Algorithm::pairwise)) == 2);
             CHECK(rounds(all_reduce(Algorithm::ring)) == 2 * (ranks - 1));
             CHECK(rounds(all_reduce(Algorithm::recursive_doubling)) <= levels);
+            CHECK(rounds(all_reduce(Algorithm::recursive_halving)) <= 2 * levels);
             CHECK(all_reduce(Algorithm::pairwise).reduces_at_once);
             CHECK_FALSE(all_reduce(Algorithm::ring).reduces_at_once);
             CHECK_FALSE(all_reduce(Algorithm::recursive_doubling).reduces_at_once);

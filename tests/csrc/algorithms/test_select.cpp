@@ -115,7 +115,8 @@ TEST_CASE("forced choices that are refused") {
         CHECK(contains(text, "PYCOMM_ALGO is '" + forced + "'"));
         return text;
     };
-    const std::string known = "all_reduce (pairwise, ring, recursive_doubling, direct, auto)";
+    const std::string known =
+        "all_reduce (pairwise, ring, recursive_doubling, recursive_halving, direct, auto)";
     for (const char* forced :
          {"ring", "allreduce:ring", "all_reduce:rng", "all_reduce:tree", ",", "all_reduce:ring,",
           "all_reduce:", ":ring", "all_reduce:ring:ring", "send:linear", "all_reduce:RING"}) {

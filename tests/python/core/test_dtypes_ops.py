@@ -82,13 +82,16 @@ def sum_in_order(comm: Any, operation: str, ring: bool) -> None:
         assert error.max() < epsilon, (what, error.max())
 
 
+TREE_ORDER = ("direct", "recursive_doubling", "recursive_halving", "pairwise")
+
+
 def test_the_order_written_out() -> None:
     """The documented order once more, without the reference of the other tests."""
     x = [noise(rank, 1000, "float32", salt=4) for rank in range(5)]
     four = (x[0] + x[1]) + (x[2] + x[3])
     five = four + x[4]
     assert not np.array_equal(four, ((x[0] + x[1]) + x[2]) + x[3])  # the order matters here
-    for algorithm in ("recursive_doubling", "pairwise"):
+    for algorithm in TREE_ORDER:
         for n, expected in ((4, four), (5, five)):
             for got in on_threads(n, "all_reduce", algorithm, sum_of_given, x):
                 check(got, expected, f"{algorithm} on {n}")
@@ -103,7 +106,7 @@ def test_the_same_bits_on_any_power_of_two() -> None:
     parts = [noise(index, 3000, "float32", salt=8) for index in range(8)]
     expected = combine(parts, "sum")
     for n in (1, 2, 4, 8):
-        for algorithm in ("recursive_doubling", "pairwise"):
+        for algorithm in TREE_ORDER:
             for got in on_threads(n, "all_reduce", algorithm, own_share_first, parts):
                 check(got, expected, f"on {n} ranks")
 

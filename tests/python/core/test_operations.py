@@ -37,7 +37,7 @@ def test_large(n: int) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("choice", CHOICES, ids=["first", "second", "third"])
+@pytest.mark.parametrize("choice", CHOICES, ids=["first", "second", "third", "fourth"])
 def test_algorithms(choice: str, transport: str) -> None:
     # Four ranks are a power of two; five are not, and leave a rank alone in a tree.
     for n in (4, 5):

@@ -26,7 +26,7 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 # Every algorithm that PYCOMM_ALGO knows, per operation; test_algorithms.py checks that this is all.
 ALGORITHMS = {
-    "all_reduce": ("pairwise", "ring", "recursive_doubling"),
+    "all_reduce": ("pairwise", "ring", "recursive_doubling", "recursive_halving"),
     "reduce_scatter": ("pairwise", "ring"),
     "all_gather": ("pairwise", "ring", "recursive_doubling"),
     "broadcast": ("tree", "linear"),
