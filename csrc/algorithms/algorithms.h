@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -72,10 +75,20 @@ Schedule build_schedule(const Problem& problem, Algorithm algorithm);
 // The algorithms that build_schedule knows for a kind.
 std::vector<Algorithm> algorithms_for(OpKind kind);
 
+struct Threshold;
+
+// The operation and the algorithm of these names. Throws ArgumentError when one is unknown, or the
+// operation has no such algorithm.
+std::pair<OpKind, Algorithm> parse_choice(std::string_view operation, std::string_view algorithm);
+
 // Chooses: the forced algorithm when `forced` (the text of PYCOMM_ALGO, for example
-// "all_reduce:ring,broadcast:tree") names one for this kind, else by measured thresholds.
-// Must give the same answer on every rank: depends only on what all ranks know alike.
-Algorithm select_algorithm(const Problem& problem, const std::string& forced);
+// "all_reduce:ring,broadcast:tree") names one for this kind, else by thresholds: those of a
+// profile, when it has some for this kind, or the built-in ones. Must give the same answer on every
+// rank: depends only on what all ranks know alike.
+Algorithm select_algorithm(const Problem& problem, const std::string& forced,
+                           std::span<const Threshold> profile = {});
+// The same by the rows of a profile alone; automatic when it has none for the kind.
+Algorithm profile_algorithm(OpKind kind, int64_t bytes, std::span<const Threshold> profile);
 
 // What `forced` names for a kind, automatic when nothing.
 Algorithm forced_algorithm(OpKind kind, const std::string& forced);

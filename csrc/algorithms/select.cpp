@@ -1,12 +1,12 @@
 // The table of algorithms, the choice among them, and PYCOMM_ALGO.
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <string_view>
 
 #include "algorithms/algorithms.h"
 #include "algorithms/families.h"
+#include "algorithms/profile.h"
 #include "base/error.h"
 
 namespace pycomm {
@@ -39,15 +39,8 @@ constexpr Entry entries[] = {
     {OpKind::barrier, Algorithm::dissemination, dissemination_barrier},
 };
 
-// The choice by size: the first row of a kind whose limit is not exceeded. Bytes are those of the
-// whole buffer; kinds without a buffer of one size on all ranks have one row.
-struct Threshold {
-    OpKind kind;
-    int64_t up_to_bytes;
-    Algorithm algorithm;
-};
-
-constexpr int64_t any_bytes = std::numeric_limits<int64_t>::max();
+// The built-in choice. Bytes are those of the whole buffer; kinds without a buffer of one size on
+// all ranks have one row.
 constexpr int64_t small_all_reduce_bytes = 16 << 10;
 constexpr int64_t small_reduce_bytes = 16 << 10;
 
@@ -223,17 +216,34 @@ std::vector<Algorithm> algorithms_for(OpKind kind) {
     return algorithms;
 }
 
-Algorithm select_algorithm(const Problem& problem, const std::string& forced) {
+std::pair<OpKind, Algorithm> parse_choice(std::string_view operation, std::string_view algorithm) {
+    const auto kind = find_kind(operation);
+    PYCOMM_CHECK(kind, argument, "unknown operation '", operation, "'");
+    const auto chosen = find_algorithm(algorithm);
+    PYCOMM_CHECK(chosen && exists(*kind, *chosen), argument, operation, " has no algorithm '",
+                 algorithm, "'");
+    return {*kind, *chosen};
+}
+
+Algorithm profile_algorithm(OpKind kind, int64_t bytes, std::span<const Threshold> profile) {
+    for (const Threshold& row : profile) {
+        if (row.kind == kind && bytes <= row.up_to_bytes) return row.algorithm;
+    }
+    return Algorithm::automatic;
+}
+
+Algorithm select_algorithm(const Problem& problem, const std::string& forced,
+                           std::span<const Threshold> profile) {
     const Algorithm algorithm = forced_algorithm(problem.kind, forced);
     if (algorithm != Algorithm::automatic) return algorithm;
     const int64_t count = total_count(problem);
+    // What cannot be counted in bytes is more than any limit but the last.
+    const auto element = static_cast<int64_t>(problem.element_size);
+    const int64_t bytes = count <= any_bytes / element ? count * element : any_bytes;
+    const Algorithm measured = profile_algorithm(problem.kind, bytes, profile);
+    if (measured != Algorithm::automatic && measured != Algorithm::direct) return measured;
     for (const Threshold& row : thresholds) {
-        if (row.kind != problem.kind) continue;
-        // Compared by division: count times element_size may exceed 64 bits.
-        if (row.up_to_bytes == any_bytes ||
-            count <= row.up_to_bytes / static_cast<int64_t>(problem.element_size)) {
-            return row.algorithm;
-        }
+        if (row.kind == problem.kind && bytes <= row.up_to_bytes) return row.algorithm;
     }
     PYCOMM_FAIL(argument, "no algorithm for ", kind_name(problem.kind));
 }

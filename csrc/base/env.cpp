@@ -47,6 +47,7 @@ Env read_env() {
                      " is not a number of bytes from 65536 to 2^34");
     }
     if (const char* value = value_of("PYCOMM_ALGO")) env.algorithm = value;
+    if (const char* value = value_of("PYCOMM_PROFILE")) env.profile = value;
     if (const char* value = value_of("PYCOMM_IFNAME")) env.interface = value;
     std::string check = "1";
     read_choice("PYCOMM_CHECK", check, {"0", "1"});

@@ -15,6 +15,7 @@ struct Env {
     bool check = true;  // PYCOMM_CHECK: 0 leaves out the comparison of calls between ranks
     int64_t buffer_bytes =
         8 << 20;               // PYCOMM_BUFFER_BYTES, internal buffers per rank and communicator
+    std::string profile;       // PYCOMM_PROFILE: file of measured choices
     std::string log = "warn";  // PYCOMM_LOG: silent, warn, info, debug
 };
 

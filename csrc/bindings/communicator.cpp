@@ -149,6 +149,17 @@ void bind_communicator(py::module_& module) {
 #define PYCOMM_ENTRY(name) {#name, static_cast<int>(ReduceOp::name)},
     module.attr("OPS") = enumerator_table({PYCOMM_OP_LIST(PYCOMM_ENTRY)});
 #undef PYCOMM_ENTRY
+    module.def(
+        "algorithms_for",
+        [](int kind) {
+            std::vector<std::string> names;
+            for (const Algorithm algorithm : algorithms_for(static_cast<OpKind>(kind))) {
+                names.emplace_back(algorithm_name(algorithm));
+            }
+            return names;
+        },
+        py::arg("kind"), "The schedules that there are for a kind of operation.");
+    module.def("machine_name", &machine_name, "This machine, as profiles name it.");
     module.attr("NO_OP") = static_cast<int>(ReduceOp::none);
 
     py::class_<PyTask>(module, "Task")
@@ -196,6 +207,13 @@ void bind_communicator(py::module_& module) {
             },
             py::arg("color"), py::arg("key"))
         .def("symmetric", &symmetric, py::arg("bytes"))
+        .def(
+            "choice",
+            [](const Communicator& self, int kind, int64_t bytes) {
+                return algorithm_name(self.choice(static_cast<OpKind>(kind), bytes));
+            },
+            py::arg("kind"), py::arg("bytes"))
+        .def("force", &Communicator::force, py::arg("forced"))
         .def(
             "abort",
             [](Communicator& self, const std::string& reason) {

@@ -58,7 +58,7 @@ CollectiveTask::CollectiveTask(CollectiveContext& context, CollectiveRequest req
     : CollectiveTask(context, std::move(request), deadline) {
     sequence_ = posted.envelope.sequence;
     algorithm_ = Algorithm::direct;
-    direct_ = make_direct(request_, sequence_, context.transport.rank());
+    direct_ = make_direct(request_, sequence_, context.transport.rank(), context.profile);
     roll_call_.emplace(context.transport, posted.envelope, posted.parcel, true);
     stage_ = Stage::roll_call;
 }
@@ -67,8 +67,8 @@ void CollectiveTask::choose_plan() {
     Problem problem = make_problem(request_, context_.transport.rank(), context_.transport.size());
     // What does not go the direct way although it may, goes the way that fits its size.
     const bool may_go_direct = algorithm_ == Algorithm::direct;
-    const Algorithm algorithm =
-        select_algorithm(problem, may_go_direct ? std::string() : context_.forced_algorithms);
+    const Algorithm algorithm = select_algorithm(
+        problem, may_go_direct ? std::string() : context_.forced_algorithms, context_.profile);
     PYCOMM_CHECK(algorithm != Algorithm::direct, argument,
                  "PYCOMM_ALGO: ", kind_name(request_.kind),
                  " has no algorithm 'direct' on transport ", context_.transport.name());
@@ -98,14 +98,14 @@ bool CollectiveTask::may_go_direct() const {
     if (!goes_direct(context_, request_.kind)) return false;
     // The counts of an all_to_all have to fit into staging memory.
     Transport& transport = context_.transport;
-    const DirectCall call = make_direct(request_, sequence_, transport.rank());
+    const DirectCall call = make_direct(request_, sequence_, transport.rank(), context_.profile);
     return call.told_bytes(transport.size()) <= transport.board()->largest_staged();
 }
 
 void CollectiveTask::start_direct() {
     algorithm_ = Algorithm::direct;
     part_overlapping();
-    direct_ = make_direct(request_, sequence_, context_.transport.rank());
+    direct_ = make_direct(request_, sequence_, context_.transport.rank(), context_.profile);
     Envelope envelope = make_envelope(request_, sequence_, algorithm_);
     Parcel parcel{};
     make_offer(context_.transport, *direct_, envelope, parcel);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.h"
+#include "algorithms/profile.h"
 #include "base/buffer.h"
 #include "comm/request.h"
 #include "comm/roll_call.h"
@@ -37,12 +38,13 @@ class PlanCache {
 struct CollectiveContext {
     Transport& transport;
     PlanCache plans;
-    std::string forced_algorithms;  // PYCOMM_ALGO
-    bool check = true;              // PYCOMM_CHECK
-    uint64_t sequence = 0;          // of the last collective that started; owned by the driver
-    DirectScratch scratch;          // the same
-    int spins = 0;                  // passes without progress before a quick call gives up
-    bool yields = false;            // and it yields in them
+    std::string forced_algorithms;   // PYCOMM_ALGO
+    bool check = true;               // PYCOMM_CHECK
+    uint64_t sequence = 0;           // of the last collective that started; owned by the driver
+    DirectScratch scratch;           // the same
+    int spins = 0;                   // passes without progress before a quick call gives up
+    bool yields = false;             // and it yields in them
+    std::vector<Threshold> profile;  // measured choices; empty: the built-in ones
 };
 
 // Whether calls of this kind may go over mapped memory.

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 
 #include "base/free_memory.h"
@@ -67,15 +69,41 @@ std::unique_ptr<Transport> connect(Bootstrap& bootstrap, const Env& env, const T
     return make_transport("tcp", bootstrap, env, deadline);
 }
 
+// What rank 0 makes of its PYCOMM_PROFILE; null when there is none, or one that is no good, of
+// which it warns.
+std::shared_ptr<const Profile> load_profile(Bootstrap& bootstrap, const Env& env,
+                                            const Deadline& deadline) {
+    std::string text;
+    if (bootstrap.rank() == 0 && !env.profile.empty()) {
+        try {
+            std::ifstream file(env.profile, std::ios::binary);
+            text.assign(std::istreambuf_iterator<char>(file), {});
+            PYCOMM_CHECK(file, argument, "it cannot be read");
+            const Profile profile = parse_profile(text);
+            const std::string machine = machine_name();
+            PYCOMM_CHECK(profile.machine == machine, argument, "it is of another machine (",
+                         profile.machine, "), this is ", machine);
+            log_line(LogLevel::info, 0, bootstrap.size(), concat("profile ", env.profile));
+        } catch (const Error& error) {
+            log_line(LogLevel::warn, 0, bootstrap.size(),
+                     concat("PYCOMM_PROFILE=", env.profile, " is ignored: ", error.what()));
+            text.clear();
+        }
+    }
+    const std::string shared = bootstrap.all_gather(text, deadline)[0];
+    return shared.empty() ? nullptr : std::make_shared<const Profile>(parse_profile(shared));
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> Communicator::create(Bootstrap& bootstrap, const Env& env,
                                                    const Deadline& limit) {
-    return make(bootstrap, env, limit, true);
+    return make(bootstrap, env, limit, true, load_profile(bootstrap, env, limit));
 }
 
 std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env& env,
-                                                 const Deadline& deadline, bool may_spin) {
+                                                 const Deadline& deadline, bool may_spin,
+                                                 std::shared_ptr<const Profile> profile) {
     check_forced(env.algorithm);
     const Topology topology = discover_topology(bootstrap, env, deadline);
     auto transport = connect(bootstrap, env, topology, deadline);
@@ -84,22 +112,25 @@ std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env
                     topology.num_nodes, ", local rank ", topology.local_rank, " of ",
                     topology.local_size, ", ", topology.cores, " cores"));
     return std::unique_ptr<Communicator>(
-        new Communicator(env, topology, std::move(transport), may_spin));
+        new Communicator(env, topology, std::move(transport), may_spin, std::move(profile)));
 }
 
 Communicator::Communicator(const Env& env, const Topology& topology,
-                           std::unique_ptr<Transport> transport, bool may_spin)
+                           std::unique_ptr<Transport> transport, bool may_spin,
+                           std::shared_ptr<const Profile> profile)
     : env_(env),
+      profile_(std::move(profile)),
       topology_(topology),
       rank_(transport->rank()),
       size_(transport->size()),
       transport_name_(transport->name()),
       transport_(std::move(transport)),
-      context_{*transport_, {}, env.algorithm, env.check, 0, {}, 0, false},
+      context_{*transport_, {}, env.algorithm, env.check, 0, {}, 0, false, {}},
       spin_(may_spin && topology.local_size <= topology.cores),
       engine_(std::make_unique<Engine>(*transport_, spin_)) {
     context_.spins = spin_ ? quick_spins : quick_yields;
     context_.yields = !spin_;
+    if (profile_) context_.profile = profile_->of(transport_name_, size_);
 }
 
 Communicator::~Communicator() {
@@ -242,7 +273,7 @@ std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int 
     });
     const InterruptScope scope(watch(members, hook));
     GroupBootstrap bootstrap(*this, std::move(members), hook);
-    return make(bootstrap, env_, deadline(std::nullopt), spin_);
+    return make(bootstrap, env_, deadline(std::nullopt), spin_, profile_);
 }
 
 // What ends a wait among `members` that the engine does not see: signals, and the loss of a peer.
@@ -319,6 +350,27 @@ std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
         }
     }
     return memory;
+}
+
+Algorithm Communicator::choice(OpKind kind, int64_t bytes) const {
+    const Algorithm forced = forced_algorithm(kind, context_.forced_algorithms);
+    if (forced != Algorithm::automatic) return forced;
+    const Algorithm measured = profile_algorithm(kind, bytes, context_.profile);
+    if (measured != Algorithm::automatic) return measured;
+    if (goes_direct(context_, kind)) return Algorithm::direct;
+    Problem problem;
+    problem.kind = kind;
+    problem.size = size_;
+    problem.element_size = 1;
+    problem.count = bytes;
+    problem.counts = {bytes};
+    return select_algorithm(problem, "");
+}
+
+void Communicator::force(const std::string& forced) {
+    check_forced(forced);
+    const std::lock_guard lock(close_mutex_);
+    context_.forced_algorithms = forced;
 }
 
 bool Communicator::is_symmetric(const void* data, size_t bytes) {

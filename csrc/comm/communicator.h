@@ -73,6 +73,12 @@ class Communicator {
     // of its own (TCP; threads, whose memory is all reachable). Collective and blocking.
     std::shared_ptr<Heap> heap(const Engine::InterruptHook& hook);
 
+    // The algorithm of `kind` for private arrays of `bytes` bytes in the whole.
+    Algorithm choice(OpKind kind, int64_t bytes) const;
+    // From now on as if PYCOMM_ALGO were `forced`; the same on all ranks, while nothing is under
+    // way. For measuring.
+    void force(const std::string& forced);
+
     // Whether peers can reach this memory, so that it takes part without copies.
     bool is_symmetric(const void* data, size_t bytes);
 
@@ -87,9 +93,10 @@ class Communicator {
 
   private:
     static std::unique_ptr<Communicator> make(Bootstrap& bootstrap, const Env& env,
-                                              const Deadline& limit, bool may_spin);
+                                              const Deadline& limit, bool may_spin,
+                                              std::shared_ptr<const Profile> profile);
     Communicator(const Env& env, const Topology& topology, std::unique_ptr<Transport> transport,
-                 bool may_spin);
+                 bool may_spin, std::shared_ptr<const Profile> profile);
     void check_process() const;
     bool forked() const { return fork_generation() != generation_; }
     std::function<void()> watch(std::vector<int> members, const Engine::InterruptHook& hook);
@@ -103,6 +110,7 @@ class Communicator {
     friend class MemoryLimit;
 
     Env env_;
+    std::shared_ptr<const Profile> profile_;  // null when there is none
     Topology topology_;
     int rank_;
     int size_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "algorithms/profile.h"
 #include "base/error.h"
 
 namespace pycomm {
@@ -43,6 +44,13 @@ void check_counts_list(const std::vector<int64_t>& counts, int size, const char*
 void check_total(const Buffer& buffer, const char* role, int64_t expected) {
     PYCOMM_CHECK(buffer.count == expected, argument, role, " has ", buffer.count,
                  " elements, expected ", expected);
+}
+
+// Of the whole buffer, as far as all ranks know it alike.
+int64_t whole_bytes(const CollectiveRequest& request) {
+    const auto element = static_cast<int64_t>(dtype_size(request.input.dtype));
+    const bool joins = request.kind == OpKind::all_gather || request.kind == OpKind::gather;
+    return (joins ? total(request.counts) : request.input.count) * element;
 }
 
 }  // namespace
@@ -175,7 +183,8 @@ Problem make_problem(const CollectiveRequest& request, int rank, int size) {
     return problem;
 }
 
-DirectCall make_direct(const CollectiveRequest& request, uint64_t sequence, int rank) {
+DirectCall make_direct(const CollectiveRequest& request, uint64_t sequence, int rank,
+                       std::span<const Threshold> profile) {
     DirectCall call;
     call.kind = request.kind;
     call.op = request.op;
@@ -189,6 +198,10 @@ DirectCall make_direct(const CollectiveRequest& request, uint64_t sequence, int 
         call.counts = request.send_counts;
         call.recv_counts = request.recv_counts;
         call.tells_counts = request.explicit_counts;
+    }
+    if (!profile.empty()) {
+        const Algorithm measured = profile_algorithm(request.kind, whole_bytes(request), profile);
+        call.stages = measured == Algorithm::automatic || measured == Algorithm::direct;
     }
     return call;
 }

@@ -15,7 +15,7 @@
 namespace pycomm {
 namespace {
 
-constexpr int protocol_version = 1;
+constexpr int protocol_version = 2;
 
 // Processes with equal texts can share memory: same boot, process namespace, network namespace (in
 // which the socket lives that passes the memory) and user.

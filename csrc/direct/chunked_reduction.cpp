@@ -22,7 +22,7 @@ size_t lines_per_slice(size_t slot_bytes, int size) {
 }  // namespace
 
 bool ChunkedReduction::suits(const Transport& transport, const DirectCall& call) {
-    return call.kind == OpKind::all_reduce && transport.size() > 1 &&
+    return call.kind == OpKind::all_reduce && call.stages && transport.size() > 1 &&
            lines_per_slice(const_cast<Transport&>(transport).board()->area_bytes() / depth,
                            transport.size()) > 0;
 }

@@ -49,6 +49,8 @@ struct DirectCall {
     int64_t first = 0;
     // all_to_all: what comes from each rank.
     std::span<const int64_t> recv_counts;
+    // Private arrays of this size go the direct way, too, unless they fit into a line anyway.
+    bool stages = true;
     // all_to_all: the ranks' counts differ, so each stages its own, when there is room for them.
     bool tells_counts = false;
 

@@ -91,7 +91,7 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
         std::memcpy(parcel.bytes, call.input.data, bytes);
         return;
     }
-    const bool fits = bytes <= stage_limit(call, board, size);
+    const bool fits = call.stages && bytes <= stage_limit(call, board, size);
     std::optional<MappedPlace> place;
     if (!fits || bytes > largest_copied_bytes) place = transport.locate(call.input.data, bytes);
     if (place) {

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -27,6 +29,7 @@ from pycomm.bench.timing import (
     WARMUP_LIMIT_S,
     Effort,
 )
+from pycomm.bench.tune import QUICK, Plan, TuneError, tune
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
@@ -51,6 +54,8 @@ Without -n as many calls are timed as take about {TARGET_S:g} s: {MIN_ITERATIONS
 Without -w there are about {WARMUP_CALLS} untimed calls before: fewer if they take over \
 {WARMUP_LIMIT_S:g} s.
 The check, on by default, is one more call on fresh data, and compares every bit.
+With --tune, no OP: all algorithms of all operations take turns, and the best go to a profile. Jobs
+use it when PYCOMM_PROFILE names the file.
 With --compare, pycomm and the other libraries take turns within each size; ratio is how many times
 as long the other library takes.
 
@@ -130,6 +135,9 @@ def _make_parser() -> _Parser:
         metavar="LIBRARIES",
         help=f"measure other libraries too: {', '.join(PEERS)} (default: mpi4py)",
     )
+    add("--tune", action="store_true", help="measure which algorithms suit this machine")
+    add("--out", metavar="FILE", default="pycomm.profile", help="--tune: file (pycomm.profile)")
+    add("--quick", action="store_true", help="--tune: a few sizes only")
     add("--json", metavar="FILE", help="write all results to FILE")
     add("--timeout", type=_seconds, default=_TIMEOUT_S, metavar="S", help="limit of a call (120)")
     add("-h", "--help", action="store_true", help="show this and leave")
@@ -271,6 +279,26 @@ def _run(
     return reports
 
 
+def _tune(comm: Communicator, parser: _Parser, parsed: argparse.Namespace) -> int:
+    error: _UsageError | None = None
+    path = Path(parsed.out)
+    if parsed.operation is not None:
+        error = _UsageError("--tune measures all operations; expected no OP")
+    elif comm.size < 2:
+        error = _UsageError("--tune needs 2 ranks or more: start it with pycomm.run or mpirun")
+    elif comm.rank == 0 and not os.access(path.parent, os.W_OK):
+        error = _UsageError(f"--out: cannot write to {path.parent}")
+    if _refuse(comm, parser, error):
+        return 2
+    try:
+        tune(comm, path, QUICK if parsed.quick else Plan(), lambda line: _print(comm, [line]))
+    except TuneError as wrong:
+        _print(comm, [f"pycomm.bench: {wrong}; no profile was written"])
+        return 1
+    _print(comm, [f"wrote {path}; jobs use it with PYCOMM_PROFILE={path.resolve()}"])
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None, comm: Communicator | None = None) -> int:
     """Runs the benchmark as told by the command line; all ranks call it.
 
@@ -296,6 +324,8 @@ def main(arguments: Sequence[str] | None = None, comm: Communicator | None = Non
         _print(comm, [parser.format_help()])
         comm.barrier()
         return 0
+    if error is None and parsed.tune:
+        return _tune(comm, parser, parsed)
     try:
         prepared = _prepare(parsed, comm) if error is None else None
     except _UsageError as found:
