@@ -21,6 +21,7 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 void bind_bootstrap(py::module_& module);
 void bind_communicator(py::module_& module);
+void bind_memory_limit(py::module_& module);
 void bind_allocator(py::module_& module);
 void bind_quick_calls(py::module_& module);
 

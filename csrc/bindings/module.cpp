@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
     bindings::bind_errors(module);
     bindings::bind_bootstrap(module);
     bindings::bind_communicator(module);
+    bindings::bind_memory_limit(module);
     bindings::bind_allocator(module);
     bindings::bind_quick_calls(module);
     module.def("reduce_kernel_name", &pycomm::reduce_kernel_name,

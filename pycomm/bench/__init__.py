@@ -8,8 +8,9 @@ As a program: ``mpirun -n 4 python -m pycomm.bench all_reduce -b 4 -e 256M -f 4`
     report = run_benchmark(comm, "all_reduce", BenchOptions(sizes=[1024, 1 << 20]))
 
 The parts: ``sizes`` reads sizes, ``data`` makes and checks the data, ``operations`` holds one
-record per operation, ``timing`` measures, ``peers`` runs the same with other libraries, ``runner``
-puts them together, ``results`` holds what came out, ``report`` prints it, ``cli`` is the program.
+record per operation, ``timing`` measures, ``peers`` and ``torch_peer`` run the same with other
+libraries, ``limit`` says what the memory allows, ``runner`` puts them together, ``results`` holds
+what came out, ``report`` prints it, ``cli`` is the program.
 """
 
 from pycomm.bench.operations import OPERATIONS, Operation

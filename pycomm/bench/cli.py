@@ -7,8 +7,8 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from pycomm.bench.data import DTYPE_ALIASES, DTYPES, REDUCE_OPS
 from pycomm.bench.operations import IN_PLACE, OPERATIONS, OUT_OF_PLACE, PLACES, Operation
-from pycomm.bench.peers import PEERS, Peer, PeerUnavailable
+from pycomm.bench.peers import PEERS, Peer, find_peers
 from pycomm.bench.report import Table, write_json
 from pycomm.bench.results import Report, Row
 from pycomm.bench.runner import BenchOptions, memory_needed, problem, run_benchmark
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 120.0
 _LAST_SIZE = 64 << 20
+_ALL_PEERS = ",".join(PEERS)
 _DESCRIPTION = """\
 Measures operations on the ranks of this job. Start it with mpirun, or with python -m pycomm.run.
 """
@@ -56,8 +57,12 @@ Without -w there are about {WARMUP_CALLS} untimed calls before: fewer if they ta
 The check, on by default, is one more call on fresh data, and compares every bit.
 With --tune, no OP: all algorithms of all operations take turns, and the best go to a profile. Jobs
 use it when PYCOMM_PROFILE names the file.
-With --compare, pycomm and the other libraries take turns within each size; ratio is how many times
-as long the other library takes.
+With --compare, pycomm and the other libraries take turns within each size, and the results of all
+are checked; ratio is how many times as long the other library takes. mpi4py is the MPI of the
+mpirun that started the job. Gloo reduces in place only, and does the rest out of place only. With
+--symmetric only pycomm's buffers are symmetric memory.
+limit is the time in which the ranks, all at once and without waiting for each other, move the bytes
+that an ideal implementation has to move; %limit is how near pycomm comes to it.
 
 Exit code: 0; 1 when a result was wrong; 2 for wrong arguments.
 """
@@ -131,9 +136,14 @@ def _make_parser() -> _Parser:
     add(
         "--compare",
         nargs="?",
-        const="mpi4py",
+        const=_ALL_PEERS,
         metavar="LIBRARIES",
-        help=f"measure other libraries too: {', '.join(PEERS)} (default: mpi4py)",
+        help=f"measure other libraries too: {', '.join(PEERS)} (default: what is installed)",
+    )
+    add(
+        "--limit",
+        action=argparse.BooleanOptionalAction,
+        help="measure the machine's limit, too (with --compare: yes)",
     )
     add("--tune", action="store_true", help="measure which algorithms suit this machine")
     add("--out", metavar="FILE", default="pycomm.profile", help="--tune: file (pycomm.profile)")
@@ -183,20 +193,17 @@ def _make_options(parsed: argparse.Namespace) -> BenchOptions:
         check=parsed.check,
         effort=Effort(parsed.iterations, parsed.warmup),
         symmetric=parsed.symmetric,
+        limit=parsed.compare is not None if parsed.limit is None else parsed.limit,
     )
 
 
-def _make_peers(names: str | None, comm: Communicator) -> list[Peer]:
-    peers = []
-    for name in names.split(",") if names else []:
+def _peer_names(text: str | None) -> list[str]:
+    names = text.split(",") if text else []
+    for name in names:
         if name not in PEERS:
             known = ", ".join(PEERS)
             raise _UsageError(f"unknown library {name!r} to compare with; there are {known}")
-        try:
-            peers.append(PEERS[name](comm))
-        except PeerUnavailable as error:
-            raise _UsageError(f"--compare {name}: {error}") from error
-    return peers
+    return names
 
 
 def _check_machine(
@@ -230,20 +237,52 @@ def _available_memory() -> int | None:
     return None
 
 
-def _prepare(
-    parsed: argparse.Namespace, comm: Communicator
-) -> tuple[list[Operation], BenchOptions]:
+@dataclass
+class _Plan:
+    """What to run."""
+
+    operations: list[Operation]
+    options: BenchOptions
+    peers: list[str]
+
+
+def _prepare(parsed: argparse.Namespace, comm: Communicator) -> _Plan:
     """Turns the words into what to run.
 
     Raises:
         _UsageError: They are wrong, or this machine cannot do it.
     """
     options = _make_options(parsed)
-    operations = _operations(parsed.operation, options, comm.size)
-    options = replace(options, peers=_make_peers(parsed.compare, comm))
+    plan = _Plan(
+        _operations(parsed.operation, options, comm.size), options, _peer_names(parsed.compare)
+    )
     if comm.rank == 0:
-        _check_machine(operations, options, comm, parsed.json)
-    return operations, options
+        _check_machine(plan.operations, options, comm, parsed.json)
+    return plan
+
+
+def _make_peers(
+    plan: _Plan, comm: Communicator, insist: bool
+) -> tuple[list[Peer], dict[str, str], _UsageError | None]:
+    """Makes the other libraries; all ranks call it.
+
+    Args:
+        plan: What to run.
+        comm: The communicator to measure.
+        insist: Whether a library that cannot be used is an error.
+
+    Returns:
+        The libraries, why others are not measured, and the error.
+    """
+    if not plan.peers:
+        return [], {}, None
+    peers, obstacles = find_peers(plan.peers, comm)
+    if not insist or not obstacles:
+        return peers, obstacles, None
+    name, reason = next(iter(obstacles.items()))
+    for peer in peers:
+        peer.close()
+    return [], obstacles, _UsageError(f"--compare {name}: {reason}")
 
 
 def _refuse(comm: Communicator, parser: _Parser, error: _UsageError | None) -> bool:
@@ -263,16 +302,17 @@ def _print(comm: Communicator, lines: Sequence[str]) -> None:
         print("\n".join(lines), flush=True)
 
 
-def _run(
-    comm: Communicator, operations: Sequence[Operation], options: BenchOptions
-) -> list[Report]:
-    table = Table([peer.name for peer in options.peers])
+def _run(comm: Communicator, plan: _Plan, obstacles: Mapping[str, str]) -> list[Report]:
+    options = plan.options
+    table = Table([peer.name for peer in options.peers], options.limit)
     reports: list[Report] = []
 
     def show(report: Report, row: Row) -> None:
         _print(comm, [table.line(report, row)])
 
-    for operation in operations:
+    if obstacles:
+        _print(comm, [f"# {name} not measured: {reason}" for name, reason in obstacles.items()])
+    for operation in plan.operations:
         _print(comm, table.header(operation.name, comm))
         reports.append(run_benchmark(comm, operation.name, options, show))
         _print(comm, table.footer(reports[-1]))
@@ -326,14 +366,23 @@ def main(arguments: Sequence[str] | None = None, comm: Communicator | None = Non
         return 0
     if error is None and parsed.tune:
         return _tune(comm, parser, parsed)
+    plan: _Plan | None = None
     try:
-        prepared = _prepare(parsed, comm) if error is None else None
+        plan = _prepare(parsed, comm) if error is None else None
     except _UsageError as found:
-        error, prepared = found, None
-    if _refuse(comm, parser, error) or prepared is None:
+        error = found
+    if _refuse(comm, parser, error) or plan is None:
         return 2
-    reports = _run(comm, *prepared)
+    insist = parsed.compare != _ALL_PEERS
+    peers, obstacles, error = _make_peers(plan, comm, insist)
+    if _refuse(comm, parser, error):
+        return 2
+    plan.options = replace(plan.options, peers=peers)
+    reports = _run(comm, plan, obstacles)
     if parsed.json is not None and comm.rank == 0:
-        write_json(parsed.json, reports)
+        write_json(parsed.json, reports, obstacles)
+    for peer in peers:
+        peer.close()
     comm.barrier()
-    return 1 if any(report.wrong for report in reports) else 0
+    wrong = any(report.wrong or any(report.peers_wrong.values()) for report in reports)
+    return 1 if wrong else 0

@@ -3,15 +3,16 @@
 
 The first 13 columns are those of nccl-tests, in its order: size, count, type, redop, root, then
 time, algbw, busbw, #wrong for out of place and again for in place. Behind them follow the shortest
-and the longest time over ranks, and with --compare the time of each other library and how many
-times as long it takes as pycomm.
+and the longest time over ranks, with --compare the time of each other library and how many times as
+long it takes as pycomm, and the time in which the machine's memory allows the operation with the
+percentage of that speed which pycomm reaches.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pycomm.bench.operations import PLACES
@@ -29,10 +30,12 @@ class Table:
 
     Args:
         peers: Names of the other libraries.
+        limit: Whether the machine's limit was measured.
     """
 
-    def __init__(self, peers: Sequence[str] = ()) -> None:
+    def __init__(self, peers: Sequence[str] = (), limit: bool = False) -> None:
         self._peers = peers
+        self._limit = limit
 
     def header(self, operation: str, comm: Communicator) -> list[str]:
         """Returns the lines above the table."""
@@ -51,6 +54,10 @@ class Table:
             groups += f" {place.replace('_', '-'):^18}"
             for peer in self._peers:
                 names += f"{peer:>10}{'ratio':>8}"
+                units += f"{'(us)':>10}{'':>8}"
+                groups += " " * 18
+            if self._limit:
+                names += f"{'limit':>10}{'%limit':>8}"
                 units += f"{'(us)':>10}{'':>8}"
                 groups += " " * 18
         return [
@@ -76,6 +83,11 @@ class Table:
         return [
             f"# wrong elements       : {wrong}",
             f"# average bus bandwidth: {report.average_busbw:.4g} GB/s",
+            *(
+                f"# wrong elements, {peer}: {count} (FAILED)"
+                for peer, count in report.peers_wrong.items()
+                if count
+            ),
         ]
 
     def _lead(self, size: str, count: str, dtype: str, op: str, root: str) -> str:
@@ -83,14 +95,20 @@ class Table:
 
     def _details(self, found: Measurement | None) -> str:
         if found is None:
-            return f"{_ABSENT:>10}{_ABSENT:>9}" + f"{_ABSENT:>10}{_ABSENT:>8}" * len(self._peers)
+            others = len(self._peers) + self._limit
+            return f"{_ABSENT:>10}{_ABSENT:>9}" + f"{_ABSENT:>10}{_ABSENT:>8}" * others
         text = f"{_time(found.min_us):>10}{_time(found.max_us):>9}"
         for peer in self._peers:
             peer_us = found.peers_us.get(peer)
             if peer_us is None or found.time_us <= 0:
                 text += f"{_ABSENT:>10}{_ABSENT:>8}"
             else:
-                text += f"{_time(peer_us):>10}{peer_us / found.time_us:>7.2f}x"
+                text += f"{_time(peer_us):>10}{_ratio(peer_us / found.time_us):>8}"
+        if self._limit:
+            if found.limit_us is None or found.percent_of_limit is None:
+                text += f"{_ABSENT:>10}{_ABSENT:>8}"
+            else:
+                text += f"{_time(found.limit_us):>10}{found.percent_of_limit:>7.1f}%"
         return text
 
 
@@ -111,16 +129,26 @@ def _time(microseconds: float) -> str:
     return f"{microseconds:.{digits}f}"
 
 
-def write_json(path: str, reports: Sequence[Report]) -> None:
+def _ratio(value: float) -> str:
+    return f"{value:.{2 if value < 100 else 0}f}x"
+
+
+def write_json(
+    path: str, reports: Sequence[Report], not_measured: Mapping[str, str] | None = None
+) -> None:
     """Writes all results to a file.
 
     Args:
         path: Where to.
         reports: One per operation.
+        not_measured: Other libraries that were wanted, and why they were not measured.
 
     Raises:
         OSError: The file cannot be written.
     """
-    text = json.dumps({"operations": [report.as_dict() for report in reports]}, indent=1)
+    operations = [report.as_dict() for report in reports]
+    text = json.dumps(
+        {"operations": operations, "not_measured": dict(not_measured or {})}, indent=1
+    )
     with open(path, "w", encoding="utf-8") as file:
         file.write(text + "\n")

@@ -20,6 +20,10 @@ class Measurement:
         wrong: Elements that were wrong, over all ranks; None when not checked.
         iterations: Timed calls.
         peers_us: Average microseconds per call of other libraries; None where one cannot do it.
+        peers_wrong: Elements that were wrong with other libraries, over all ranks.
+        limit_us: Microseconds in which the machine's memory allows the operation (see `limit`);
+            None when not measured.
+        percent_of_limit: How near `time_us` comes to it; None when not measured.
         pairs_us: For point-to-point, microseconds per message for each pair, as ``"0-1"``.
     """
 
@@ -31,6 +35,9 @@ class Measurement:
     wrong: int | None
     iterations: int
     peers_us: dict[str, float | None] = field(default_factory=dict)
+    peers_wrong: dict[str, int] = field(default_factory=dict)
+    limit_us: float | None = None
+    percent_of_limit: float | None = None
     pairs_us: dict[str, float] = field(default_factory=dict)
 
 
@@ -78,6 +85,15 @@ class Report:
     def wrong(self) -> int:
         """Wrong elements over all sizes, places and ranks."""
         return sum(measurement.wrong or 0 for measurement in self.measurements)
+
+    @property
+    def peers_wrong(self) -> dict[str, int]:
+        """Wrong elements of other libraries, over all sizes, places and ranks."""
+        wrong: dict[str, int] = {}
+        for measurement in self.measurements:
+            for peer, count in measurement.peers_wrong.items():
+                wrong[peer] = wrong.get(peer, 0) + count
+        return wrong
 
     @property
     def checked(self) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycomm.bench.data import DTYPES, Array, Pattern, fill_sentinel, why_not
+from pycomm.bench.limit import Limit
 from pycomm.bench.operations import IN_PLACE, OPERATIONS, PLACES, Buffers, Case, Operation
 from pycomm.bench.results import Measurement, Report, Row
 from pycomm.bench.timing import Call, Effort, Stopwatch, bandwidth
@@ -37,7 +38,8 @@ class BenchOptions:
         check: Whether to check the results.
         effort: How much to measure.
         symmetric: Whether the buffers are symmetric memory (`Communicator.empty`).
-        peers: Other libraries to run on the same sizes.
+        peers: Other libraries to run on the same sizes, on ordinary memory.
+        limit: Whether to measure what the machine's memory allows, too.
     """
 
     sizes: Sequence[int]
@@ -49,6 +51,7 @@ class BenchOptions:
     effort: Effort = field(default_factory=Effort)
     symmetric: bool = False
     peers: Sequence[Peer] = ()
+    limit: bool = False
 
 
 def problem(operation: Operation, options: BenchOptions, ranks: int) -> str | None:
@@ -76,8 +79,17 @@ def element_counts(operation: Operation, options: BenchOptions, ranks: int) -> l
 
 def memory_needed(operation: Operation, options: BenchOptions, ranks: int) -> int:
     """Returns the bytes of buffers that one rank allocates."""
-    largest = max(element_counts(operation, options, ranks))
-    return 2 * largest * DTYPES[options.dtype].itemsize
+    pools = 2 + (2 if _peers_apart(options) else 0) + (2 if options.limit else 0)
+    return pools * _largest(operation, options, ranks)
+
+
+def _largest(operation: Operation, options: BenchOptions, ranks: int) -> int:
+    return max(element_counts(operation, options, ranks)) * DTYPES[options.dtype].itemsize
+
+
+def _peers_apart(options: BenchOptions) -> bool:
+    """Other libraries have no symmetric memory, and use memory of their own then."""
+    return options.symmetric and len(options.peers) > 0
 
 
 def run_benchmark(
@@ -113,6 +125,18 @@ def run_benchmark(
     return runner.report
 
 
+@dataclass
+class _Tally:
+    """Seconds per call of one case on all ranks, and wrong elements."""
+
+    iterations: int
+    own: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    peers: dict[str, float | None] = field(default_factory=dict)
+    limit: float | None = None
+    wrong: int = 0
+    peers_wrong: dict[str, int] = field(default_factory=dict)
+
+
 class _Runner:
     """One operation with its buffers, which all sizes share."""
 
@@ -133,8 +157,12 @@ class _Runner:
         self._dtype = DTYPES[options.dtype]
         self._pattern = Pattern(self._dtype, options.op if operation.reduces else None, comm.size)
         self._stopwatch = Stopwatch(comm, options.effort)
-        needed = memory_needed(operation, options, comm.size) // 2
-        self._pools = self._allocate(needed), self._allocate(needed)
+        needed = _largest(operation, options, comm.size)
+        self._pools = self._allocate(needed, options.symmetric)
+        self._peer_pools = self._pools
+        if _peers_apart(options):
+            self._peer_pools = self._allocate(needed, False)
+        self._limit = Limit(comm, needed) if options.limit and operation.sized else None
 
     def run(self, elements: int) -> Row:
         """Measures one size."""
@@ -160,74 +188,96 @@ class _Runner:
 
     def _measure(self, cases: list[Case]) -> Measurement:
         """Measures one case, or one for each pair of ranks, and puts them together."""
-        messages = self.operation.messages
-        seconds: list[float] = []
-        peer_seconds: list[list[float | None]] = []
-        pairs_us: dict[str, float] = {}
-        wrong = iterations = 0
-        for case in cases:
-            buffers = self._buffers(case)
-            taking_part = not self.operation.pairwise or case.rank in case.pair
-            own = self.operation.bind(self._comm, case, buffers) if taking_part else None
-            able = [peer for peer in self._options.peers if peer.can(self.operation.name, case)]
-            calls: list[Call | None] = [own]
-            for peer in able:
-                bound = peer.bind(self.operation.name, case, buffers) if taking_part else None
-                calls.append(bound)
-            self._reset(case, buffers)
-            times = self._stopwatch.measure(calls, share=len(cases))
-            iterations = times.iterations
-            own_times, *peer_times = (by_rank / messages for by_rank in times.by_rank)
-            if self.operation.pairwise:
-                seconds.append(float(own_times[case.pair[0]]))
-                pairs_us[f"{case.pair[0]}-{case.pair[1]}"] = seconds[-1] * 1e6
-            else:
-                seconds.extend(float(value) for value in own_times)
-            found = dict(zip([peer.name for peer in able], peer_times, strict=True))
-            peer_seconds.append([_mean(found.get(peer.name)) for peer in self._options.peers])
-            if self._options.check:
-                wrong += self._check(case, buffers, own)
+        tallies = [self._measure_case(case, len(cases)) for case in cases]
+        seconds = [float(value) for tally in tallies for value in tally.own]
         average = sum(seconds) / len(seconds)
         size = cases[0].elements * self._dtype.itemsize
         algbw, busbw = bandwidth(size, average, self.operation.factor(self._comm.size))
+        checked = self._options.check
+        peers = [peer.name for peer in self._options.peers]
+        limit = _average([tally.limit for tally in tallies])
+        pairs_us = {}
+        if self.operation.pairwise:
+            for case, value in zip(cases, seconds, strict=True):
+                pairs_us[f"{case.pair[0]}-{case.pair[1]}"] = value * 1e6
         return Measurement(
             time_us=average * 1e6,
             min_us=min(seconds) * 1e6,
             max_us=max(seconds) * 1e6,
             algbw=algbw,
             busbw=busbw,
-            wrong=wrong if self._options.check else None,
-            iterations=iterations,
-            peers_us=self._peers_us(peer_seconds),
+            wrong=sum(tally.wrong for tally in tallies) if checked else None,
+            iterations=tallies[-1].iterations,
+            peers_us={
+                name: _micro(_average([tally.peers.get(name) for tally in tallies]))
+                for name in peers
+            },
+            peers_wrong={
+                name: sum(tally.peers_wrong.get(name, 0) for tally in tallies)
+                for name in peers
+                if checked and any(name in tally.peers_wrong for tally in tallies)
+            },
+            limit_us=_micro(limit),
+            percent_of_limit=100 * limit / average if limit and average > 0 else None,
             pairs_us=pairs_us,
         )
 
-    def _peers_us(self, seconds: list[list[float | None]]) -> dict[str, float | None]:
-        found: dict[str, float | None] = {}
-        for peer, values in zip(self._options.peers, zip(*seconds, strict=True), strict=False):
-            known = [value for value in values if value is not None]
-            found[peer.name] = sum(known) / len(known) * 1e6 if known else None
-        return found
+    def _measure_case(self, case: Case, share: int) -> _Tally:
+        """Measures one case: pycomm, the other libraries and the limit in turns."""
+        operation = self.operation
+        buffers = self._buffers(case, self._pools)
+        peer_buffers = self._buffers(case, self._peer_pools)
+        taking_part = not operation.pairwise or case.rank in case.pair
+        own = operation.bind(self._comm, case, buffers) if taking_part else None
+        able = [peer for peer in self._options.peers if peer.can(operation.name, case)]
+        peers: dict[str, Call | None] = {
+            peer.name: peer.bind(operation.name, case, peer_buffers) if taking_part else None
+            for peer in able
+        }
+        limits: list[Call | None] = []
+        if self._limit is not None:
+            limits = [
+                call if taking_part else None for call in self._limit.bind(operation.name, case)
+            ]
+        self._reset(case, buffers)
+        self._reset(case, peer_buffers)
+        times = self._stopwatch.measure([own, *peers.values(), *limits], share)
+        own_times, *other_times = (by_rank / operation.messages for by_rank in times.by_rank)
+        tally = _Tally(iterations=times.iterations)
+        tally.own = own_times[[case.pair[0]]] if operation.pairwise else own_times
+        tally.peers = {name: _mean(found) for name, found in zip(peers, other_times, strict=False)}
+        limit_times = [_mean(found) for found in other_times[len(peers) :]]
+        tally.limit = min([value for value in limit_times if value is not None], default=None)
+        if self._options.check:
+            tally.wrong = self._check(case, buffers, buffers.recv, own)
+            for peer in able:
+                result = peer.result(operation.name, case, peer_buffers)
+                wrong = self._check(case, peer_buffers, result, peers[peer.name])
+                tally.peers_wrong[peer.name] = wrong
+        return tally
 
-    def _allocate(self, size: int) -> Array:
-        """Allocates bytes from the start of a page on: an offset would change the speed."""
-        size = max(size, 1)
-        if self._options.symmetric:
-            return np.asarray(self._comm.empty((size,), np.uint8))
-        pool = np.empty(size + _PAGE, np.uint8)
-        start = -pool.ctypes.data % _PAGE
-        return pool[start : start + size]
+    def _allocate(self, size: int, symmetric: bool) -> tuple[Array, Array]:
+        """Allocates two buffers from the start of a page on: an offset would change the speed."""
 
-    def _buffers(self, case: Case) -> Buffers:
+        def one() -> Array:
+            if symmetric:
+                return np.asarray(self._comm.empty((max(size, 1),), np.uint8))
+            pool = np.empty(max(size, 1) + _PAGE, np.uint8)
+            start = -pool.ctypes.data % _PAGE
+            return pool[start : start + max(size, 1)]
+
+        return one(), one()
+
+    def _buffers(self, case: Case, pools: tuple[Array, Array]) -> Buffers:
         give, get = self.operation.lengths(case)
 
         def view(pool: Array, length: int) -> Array:
             return pool[: length * self._dtype.itemsize].view(self._dtype)
 
         if case.place != IN_PLACE:
-            return Buffers(view(self._pools[0], give), view(self._pools[1], get))
+            return Buffers(view(pools[0], give), view(pools[1], get))
         # In place, the smaller buffer is this rank's slice of the larger one.
-        whole = view(self._pools[0], max(give, get))
+        whole = view(pools[0], max(give, get))
         small = min(give, get)
         own = whole if small == len(whole) else whole[case.rank * small : (case.rank + 1) * small]
         return Buffers(own, whole) if give < get else Buffers(whole, own)
@@ -236,7 +286,7 @@ class _Runner:
         fill_sentinel(buffers.recv)
         self._pattern.fill(buffers.send, case.rank)
 
-    def _check(self, case: Case, buffers: Buffers, call: Call | None) -> int:
+    def _check(self, case: Case, buffers: Buffers, result: Array, call: Call | None) -> int:
         """Runs once more on fresh data; returns the wrong elements of all ranks together."""
         wrong = 0
         if call is not None:
@@ -246,7 +296,7 @@ class _Runner:
             call()
             index = 0
             for block in self.operation.expected(case):
-                part = buffers.recv[index : index + block.length]
+                part = result[index : index + block.length]
                 wrong += self._pattern.count_wrong(part, block.source, block.start)
                 index += block.length
             if case.place != IN_PLACE:  # an input stays what it was
@@ -254,9 +304,16 @@ class _Runner:
         return int(np.asarray(self._comm.all_gather(np.array([wrong], np.int64))).sum())
 
 
-def _mean(times: NDArray[np.float64] | None) -> float | None:
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
+
+
+def _mean(times: NDArray[np.float64]) -> float | None:
     """Averages the ranks that took part."""
-    if times is None:
-        return None
     taking_part = times[times > 0]
     return float(taking_part.mean()) if len(taking_part) else None

@@ -24,9 +24,9 @@ MAX_ITERATIONS = 20000
 WARMUP_CALLS = 5
 # Warm-up stops early rather than taking longer than this.
 WARMUP_LIMIT_S = 1.0
-# The calls of one size run in this many turns; with peers, each turn has all of them one after the
-# other, so that a disturbance of the machine meets all alike.
-TURNS = 4
+# With several calls to compare, those of one size run in this many turns; each turn has all of them
+# one after the other, so that a disturbance of the machine meets all alike.
+TURNS = 16
 
 
 def bandwidth(size: int, seconds: float, factor: float) -> tuple[float, float]:
@@ -98,14 +98,20 @@ class Stopwatch:
         spent = [0.0] * len(calls)
         for turn in range(turns):
             count = iterations * (turn + 1) // turns - iterations * turn // turns
-            for index, call in enumerate(calls):
-                spent[index] += self._time(call, count)
+            # Each is first as often as last: none always finds the caches that another left.
+            for index in range(len(calls)) if turn % 2 == 0 else reversed(range(len(calls))):
+                spent[index] += self._time(calls[index], count, untimed=turns > 1 and count > 1)
         by_rank = [self._share_times(seconds / iterations) for seconds in spent]
         return Times(iterations, by_rank)
 
-    def _time(self, call: Call | None, count: int) -> float:
-        """Returns the seconds that `count` calls take on this rank; ranks start together."""
+    def _time(self, call: Call | None, count: int, untimed: bool = False) -> float:
+        """Returns the seconds that `count` calls take on this rank; ranks start together.
+
+        `untimed` adds a call before, for what the calls of others have done to the caches.
+        """
         clock = self._effort.clock
+        if untimed and call is not None:
+            call()
         self._barrier()
         if call is None:
             return 0.0

@@ -85,6 +85,15 @@ def test_symmetric_memory(tmp_path: Path) -> None:
     assert len(rows(done.stdout)) == 4
 
 
+def test_limit(tmp_path: Path) -> None:
+    words = ["all_reduce", "-b", "64K", "-e", "1M", "-f", "16", "-n", "4", "-w", "1", "--limit"]
+    done = run(*_LAUNCHER, "-n", "2", "-m", "pycomm.bench", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for line in rows(done.stdout):
+        assert len(line) == 21
+        assert float(line[15]) > 0 and line[16].endswith("%")
+
+
 def test_bad_arguments_are_said_once(tmp_path: Path) -> None:
     words = ["broadcast", "--root", "3"]
     done = run(*_LAUNCHER, "-n", "3", "-m", "pycomm.bench", *words, folder=tmp_path)
@@ -118,15 +127,23 @@ def test_wrong_result_is_a_failure(tmp_path: Path) -> None:
 @needs_mpi
 def test_compare_needs_mpirun(tmp_path: Path) -> None:
     words = ["all_reduce", "-b", "4", "-e", "4", "--compare"]
-    done = run(*_LAUNCHER, "-n", "2", "-m", "pycomm.bench", *words, folder=tmp_path)
+    command = [*_LAUNCHER, "-n", "2", "-m", "pycomm.bench", *words]
+    done = run(*command, "mpi4py", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count("start the benchmark with mpirun") == 1
+    assert done.stderr.count("--compare mpi4py: MPI is not running: start the benchmark with") == 1
+    # What is there is measured, what is not is said.
+    done = run(*command, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("# mpi4py not measured: MPI is not running") == 1
+    assert done.stdout.count("# nccl not measured: ") == 1
 
 
 @needs_mpi
 @pytest.mark.mpi
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_compare(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "symmetric"), [("float32", False), ("float32", True), ("bfloat16", False)]
+)
+def test_compare(tmp_path: Path, dtype: str, symmetric: bool) -> None:
     words = [
         "all",
         "-b",
@@ -140,11 +157,13 @@ def test_compare(tmp_path: Path, dtype: str) -> None:
         "-w",
         "1",
         "--compare",
+        "mpi4py",
         "--json",
         "results.json",
         "--dtype",
     ]
-    command = [*mpirun(), "-n", "3", sys.executable, "-m", "pycomm.bench", *words, dtype]
+    words += [dtype, "--symmetric"] if symmetric else [dtype]
+    command = [*mpirun(), "-n", "3", sys.executable, "-m", "pycomm.bench", *words]
     done = run(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for report in json.loads((tmp_path / "results.json").read_text())["operations"]:
@@ -156,4 +175,56 @@ def test_compare(tmp_path: Path, dtype: str) -> None:
                     assert peer_us is None
                 else:
                     assert peer_us > 0
-    assert all(len(line) == 21 for line in rows(done.stdout))
+                    assert found["peers_wrong"] == {"mpi4py": 0}
+                if report["operation"] == "barrier":
+                    assert found["limit_us"] is None
+                else:
+                    assert found["limit_us"] > 0
+                    percent = 100 * found["limit_us"] / found["time_us"]
+                    assert found["percent_of_limit"] == pytest.approx(percent)
+    assert all(len(line) == 25 for line in rows(done.stdout))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
+def test_compare_with_gloo(tmp_path: Path, dtype: str) -> None:
+    words = ["all", "-b", "8", "-e", "80K", "-f", "100", "-n", "4", "-w", "1", "--root", "1"]
+    words += ["--compare", "gloo", "--json", "results.json", "--dtype", dtype]
+    done = run(*_LAUNCHER, "-n", "3", "-m", "pycomm.bench", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for report in json.loads((tmp_path / "results.json").read_text())["operations"]:
+        measured = [
+            found
+            for row in report["rows"]
+            for found in row["places"].values()
+            if found["peers_us"]["gloo"] is not None
+        ]
+        if dtype == "int16" and OPERATIONS[report["operation"]].reduces:
+            assert not measured
+            continue
+        assert measured
+        assert all(found["peers_us"]["gloo"] > 0 for found in measured)
+        assert all(found["peers_wrong"] == {"gloo": 0} for found in measured)
+
+
+@needs_mpi
+@pytest.mark.mpi
+def test_wrong_result_of_another_library_is_a_failure(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "import sys\n"
+        "from functools import partial\n"
+        "import pycomm\n"
+        "from pycomm.bench import peers\n"
+        "from pycomm.bench.cli import main\n"
+        "comm = pycomm.init()\n"
+        "def wrong(self, case, buffers):\n"
+        "    return partial(buffers.recv.fill, 0)\n"
+        "peers.Mpi4pyPeer._broadcast = wrong\n"
+        "sys.exit(main(sys.argv[1:], comm))\n"
+    )
+    words = ["broadcast", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "--compare", "mpi4py"]
+    done = run(*mpirun(), "-n", "2", sys.executable, str(script), *words, folder=tmp_path)
+    assert done.returncode != 0
+    assert "# wrong elements       : 0 (OK)" in done.stdout
+    assert "# wrong elements, mpi4py: " in done.stdout
