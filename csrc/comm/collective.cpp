@@ -59,6 +59,7 @@ CollectiveTask::CollectiveTask(CollectiveContext& context, CollectiveRequest req
     sequence_ = posted.envelope.sequence;
     algorithm_ = Algorithm::direct;
     direct_ = make_direct(request_, sequence_, context.transport.rank(), context.profile);
+    direct_->shares_cores = context.yields;
     roll_call_.emplace(context.transport, posted.envelope, posted.parcel, true);
     stage_ = Stage::roll_call;
 }
@@ -106,6 +107,7 @@ void CollectiveTask::start_direct() {
     algorithm_ = Algorithm::direct;
     part_overlapping();
     direct_ = make_direct(request_, sequence_, context_.transport.rank(), context_.profile);
+    direct_->shares_cores = context_.yields;
     Envelope envelope = make_envelope(request_, sequence_, algorithm_);
     Parcel parcel{};
     make_offer(context_.transport, *direct_, envelope, parcel);

@@ -93,6 +93,7 @@ bool ChunkedReduction::progress() {
         moved = false;
     }
     // The next operation stages where it likes.
+    if (moved && consumed_ == chunks_ && streams()) stream_fence();
     if (consumed_ == chunks_) done_ = all_reached(Phase::consumed, chunks_);
     return moved || done_;
 }
@@ -137,7 +138,7 @@ void ChunkedReduction::reduce_block(const Range& own, int64_t first, int64_t cou
     reduce(result, scratch_.at.data(), size_, static_cast<size_t>(count), call_.input.dtype,
            call_.op, size_);
     board_.write(slot(reduced_) + results_ + bytes(first), result, bytes(count));
-    if (streams()) stream_copy(output, result, bytes(count));
+    if (streams()) stream_part(output, result, bytes(count));
 }
 
 void ChunkedReduction::consume_chunk() {
@@ -148,7 +149,7 @@ void ChunkedReduction::consume_chunk() {
         const std::byte* from = board_.staged(peer, slot(consumed_) + results_);
         std::byte* to = call_.output.at(part.begin);
         if (streams()) {
-            stream_copy(to, from, bytes(part.count()));
+            stream_part(to, from, bytes(part.count()));
         } else {
             std::memcpy(to, from, bytes(part.count()));
         }

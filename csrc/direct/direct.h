@@ -9,8 +9,9 @@
 //   shared       some input is a caller's array in mapped memory. Results are computed or copied
 //                straight from array to array; then the ranks wait until all are done, since the
 //                arrays go back to their owners. Reductions to one or all ranks are split by
-//                slices, each computed once and written to every rank that wants it; long ones in
-//                pieces that ranks take as they are free, so a rank without a core holds up nobody.
+//                slices, each computed once and written to every rank that wants it. With more
+//                ranks than cores, long ones go in pieces that ranks take as they are free, so that
+//                a rank without a core holds up nobody.
 //   chunked      some input of an all-reduce is in private memory: see chunked_reduction.h.
 //   none         the same for other operations: the caller runs a schedule instead.
 //
@@ -49,6 +50,8 @@ struct DirectCall {
     int64_t first = 0;
     // all_to_all: what comes from each rank.
     std::span<const int64_t> recv_counts;
+    // There are more ranks than cores on the node.
+    bool shares_cores = false;
     // Private arrays of this size go the direct way, too, unless they fit into a line anyway.
     bool stages = true;
     // all_to_all: the ranks' counts differ, so each stages its own, when there is room for them.

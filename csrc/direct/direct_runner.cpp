@@ -13,9 +13,11 @@ namespace {
 
 // Bytes of a result that a rank computes before it looks at anything else.
 constexpr size_t piece_bytes = 128 << 10;
-// From here on ranks take pieces as they are free, instead of a slice each that stays in the cache.
+// From here on ranks without a core of their own take pieces as they are free. Else each keeps its
+// slice.
 constexpr size_t smallest_claimed = 1 << 20;
-constexpr size_t scratch_bytes = 4 << 10;
+// Small, so that reading and writing alternate as finely as in a loop that does both.
+constexpr size_t scratch_bytes = 1 << 10;
 
 size_t offset_of(std::span<const int64_t> counts, int rank) {
     return static_cast<size_t>(std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0}));
@@ -115,7 +117,7 @@ void DirectRunner::split_reduction() {
     const int64_t count = call_.input.count;
     const size_t bytes = call_.input.bytes();
     streams_ = bytes >= smallest_streamed;
-    claims_ = bytes >= smallest_claimed;
+    claims_ = call_.shares_cores && bytes >= smallest_claimed;
     if (claims_) return;
     // Slices in whole cache lines.
     const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(64 / element_));
@@ -187,7 +189,7 @@ void DirectRunner::work_copies() {
         DirectCopy& copy = copies_[next_copy_];
         const size_t bytes = std::min(copy.bytes, left);
         if (streams_) {
-            stream_copy(copy.to, copy.from, bytes);
+            stream_part(copy.to, copy.from, bytes);
         } else {
             std::memcpy(copy.to, copy.from, bytes);
         }
@@ -227,7 +229,7 @@ void DirectRunner::reduce_piece(int64_t begin, int64_t end) {
         reduce(result, at_.data(), size_, count, call_.input.dtype, call_.op, size_);
         for (size_t i = streams_ ? 0 : 1; i < targets_.size(); ++i) {
             if (streams_) {
-                stream_copy(targets_[i] + offset, scratch, count * element_);
+                stream_part(targets_[i] + offset, scratch, count * element_);
             } else {
                 std::memcpy(targets_[i] + offset, result, count * element_);
             }
@@ -236,6 +238,7 @@ void DirectRunner::reduce_piece(int64_t begin, int64_t end) {
 }
 
 void DirectRunner::enter_closing() {
+    if (streams_) stream_fence();
     if (!shared_) {
         stage_ = Stage::done;
         return;

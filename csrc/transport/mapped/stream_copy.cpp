@@ -12,14 +12,14 @@ namespace pycomm {
 namespace {
 
 // Below this the latency of streaming stores costs more than the lines' change of owner.
-[[maybe_unused]] constexpr size_t shortest_stream = 2048;
+constexpr size_t shortest_stream = 2048;
 [[maybe_unused]] constexpr size_t line = 64;
 
 }  // namespace
 
-void stream_copy(std::byte* target, const std::byte* source, size_t bytes) {
+void stream_part(std::byte* target, const std::byte* source, size_t bytes) {
 #if defined(__SSE2__)
-    if (bytes >= shortest_stream && reinterpret_cast<uintptr_t>(target) % sizeof(__m128i) == 0) {
+    if (reinterpret_cast<uintptr_t>(target) % sizeof(__m128i) == 0) {
         for (; bytes >= line; bytes -= line, target += line, source += line) {
             const auto* from = reinterpret_cast<const __m128i*>(source);
             auto* to = reinterpret_cast<__m128i*>(target);
@@ -32,10 +32,24 @@ void stream_copy(std::byte* target, const std::byte* source, size_t bytes) {
             _mm_stream_si128(to + 2, third);
             _mm_stream_si128(to + 3, fourth);
         }
-        _mm_sfence();
     }
 #endif
     if (bytes > 0) std::memcpy(target, source, bytes);
+}
+
+void stream_fence() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+void stream_copy(std::byte* target, const std::byte* source, size_t bytes) {
+    if (bytes < shortest_stream) {
+        std::memcpy(target, source, bytes);
+        return;
+    }
+    stream_part(target, source, bytes);
+    stream_fence();
 }
 
 }  // namespace pycomm

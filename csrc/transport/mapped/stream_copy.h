@@ -11,4 +11,9 @@ namespace pycomm {
 // stores are ordered before later ones of this thread.
 void stream_copy(std::byte* target, const std::byte* source, size_t bytes);
 
+// The same in parts: other threads may see the stores late until stream_fence has been called,
+// which waits for them and so is too slow to be called for every small part.
+void stream_part(std::byte* target, const std::byte* source, size_t bytes);
+void stream_fence();
+
 }  // namespace pycomm
