@@ -32,7 +32,7 @@ class Record:
         operation: Its name.
         size: Bytes of the larger buffer.
         separate: Whether each call was timed alone, after a barrier.
-        pycomm_us: Median of a call, in microseconds (from Python: the average).
+        pycomm_us: Median of a call over turns, in microseconds.
         peer_us: The same of the peer; None where it cannot do it.
         limit_us: The same of the machine's limit; None where there is none.
         wrong: Elements that were wrong, of both.

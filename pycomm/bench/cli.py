@@ -58,9 +58,9 @@ The check, on by default, is one more call on fresh data, and compares every bit
 With --tune, no OP: all algorithms of all operations take turns, and the best go to a profile. Jobs
 use it when PYCOMM_PROFILE names the file.
 With --compare, pycomm and the other libraries take turns within each size, and the results of all
-are checked; ratio is how many times as long the other library takes. mpi4py is the MPI of the
-mpirun that started the job. Gloo reduces in place only, and does the rest out of place only. With
---symmetric only pycomm's buffers are symmetric memory.
+are checked; time is then the median over turns, and ratio how many times as long the other library
+takes. mpi4py is the MPI of the mpirun that started the job. Gloo reduces in place only, and does
+the rest out of place only. With --symmetric only pycomm's buffers are symmetric memory.
 limit is the time in which the ranks, all at once and without waiting for each other, move the bytes
 that an ideal implementation has to move; %limit is how near pycomm comes to it.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,14 +96,15 @@ class Stopwatch:
         """
         iterations = min([self._warm_up(call, share) for call in calls], default=MIN_ITERATIONS)
         turns = min(TURNS, iterations) if len(calls) > 1 else 1
-        spent = [0.0] * len(calls)
+        per_call: list[list[float]] = [[] for _ in calls]
         for turn in range(turns):
             count = iterations * (turn + 1) // turns - iterations * turn // turns
             # Each is first as often as last: none always finds the caches that another left.
             for index in range(len(calls)) if turn % 2 == 0 else reversed(range(len(calls))):
-                spent[index] += self._time(calls[index], count, untimed=turns > 1 and count > 1)
-        by_rank = [self._share_times(seconds / iterations) for seconds in spent]
-        return Times(iterations, by_rank)
+                seconds = self._time(calls[index], count, untimed=turns > 1 and count > 1)
+                per_call[index].append(seconds / count)
+        # Of the turns the middle one: what disturbs a few of them does not decide a comparison.
+        return Times(iterations, [self._share_times(median(found)) for found in per_call])
 
     def _time(self, call: Call | None, count: int, untimed: bool = False) -> float:
         """Returns the seconds that `count` calls take on this rank; ranks start together.
