@@ -75,6 +75,10 @@ Schedule build_schedule(const Problem& problem, Algorithm algorithm);
 // The algorithms that build_schedule knows for a kind.
 std::vector<Algorithm> algorithms_for(OpKind kind);
 
+// Whether results are added up in the order of the tree of reduce.h, like those of every algorithm
+// that may be chosen without being asked for. True for what adds up nothing.
+bool keeps_order(OpKind kind, Algorithm algorithm);
+
 struct Threshold;
 
 // The operation and the algorithm of these names. Throws ArgumentError when one is unknown, or the

@@ -7,9 +7,12 @@
 //   machine AMD EPYC 9554, 2 processors
 //   shm 2 all_reduce 65536 direct          transport, ranks, operation, up to bytes, algorithm
 //   shm 2 all_reduce any pairwise
+//   shm 2 limit 16384 copied               see base/size_limits.h
 //
 // Rows of one transport, number of ranks and operation stand together, in growing order of bytes,
-// the last with `any`. Bytes are those of the whole buffer.
+// the last with `any`. Bytes are those of the whole buffer. A profile changes no results: what adds
+// up in another order is refused. The number in the first line grows when files or algorithms
+// change so much that what was measured before says nothing any more.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "algorithms/algorithms.h"
+#include "base/size_limits.h"
 
 namespace pycomm {
 
@@ -30,18 +34,28 @@ struct Threshold {
     Algorithm algorithm;
 };
 
+// What was measured about a group of ranks.
+struct Choices {
+    std::vector<Threshold> thresholds;
+    SizeLimits limits;
+};
+
 struct Profile {
     struct Row {
         std::string transport;
-        int ranks;
-        Threshold threshold;
+        int ranks = 0;
+        std::string limit;  // its name; empty in a row about an algorithm, whose kind is else none
+        Threshold threshold{};
     };
     std::string machine;
     std::vector<Row> rows;
 
-    // What it says about a group of ranks.
-    std::vector<Threshold> of(const std::string& transport, int ranks) const;
+    Choices of(const std::string& transport, int ranks) const;
 };
+
+// The file's text. Throws ArgumentError when there is none, or it is no regular file or too large
+// for a profile; does not block.
+std::string read_profile(const std::string& path);
 
 // Throws ArgumentError that says what is wrong, with the number of the line, for anything but a
 // whole and sensible profile.

@@ -216,6 +216,11 @@ std::vector<Algorithm> algorithms_for(OpKind kind) {
     return algorithms;
 }
 
+bool keeps_order(OpKind kind, Algorithm algorithm) {
+    const bool adds = kind == OpKind::all_reduce || kind == OpKind::reduce_scatter;
+    return !adds || algorithm != Algorithm::ring;
+}
+
 std::pair<OpKind, Algorithm> parse_choice(std::string_view operation, std::string_view algorithm) {
     const auto kind = find_kind(operation);
     PYCOMM_CHECK(kind, argument, "unknown operation '", operation, "'");

@@ -159,7 +159,25 @@ void bind_communicator(py::module_& module) {
             return names;
         },
         py::arg("kind"), "The schedules that there are for a kind of operation.");
+    module.def(
+        "keeps_order",
+        [](int kind, const std::string& algorithm) {
+            const auto kind_of = static_cast<OpKind>(kind);
+            return keeps_order(kind_of, parse_choice(kind_name(kind_of), algorithm).second);
+        },
+        py::arg("kind"), py::arg("algorithm"),
+        "Whether sums are the same, bit by bit, as by the algorithms that are chosen by "
+        "themselves.");
     module.def("machine_name", &machine_name, "This machine, as profiles name it.");
+    module.def(
+        "read_profile",
+        [](const std::string& path) {
+            const std::string text = read_profile(path);
+            parse_profile(text);
+            return text;
+        },
+        py::arg("path"),
+        "The text of a profile. Raises ArgumentError that says what is wrong with the file.");
     module.attr("NO_OP") = static_cast<int>(ReduceOp::none);
 
     py::class_<PyTask>(module, "Task")
@@ -213,7 +231,7 @@ void bind_communicator(py::module_& module) {
                 return algorithm_name(self.choice(static_cast<OpKind>(kind), bytes));
             },
             py::arg("kind"), py::arg("bytes"))
-        .def("force", &Communicator::force, py::arg("forced"))
+        .def("use_profile", &Communicator::use_profile, py::arg("text"))
         .def(
             "abort",
             [](Communicator& self, const std::string& reason) {

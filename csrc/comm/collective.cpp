@@ -49,6 +49,17 @@ bool goes_direct(const CollectiveContext& context, OpKind kind) {
     return forced == Algorithm::automatic || forced == Algorithm::direct;
 }
 
+std::span<const Threshold> measured_choices(const CollectiveContext& context, OpKind kind) {
+    if (forced_algorithm(kind, context.forced_algorithms) != Algorithm::automatic) return {};
+    return context.measured.thresholds;
+}
+
+DirectCall direct_call(const CollectiveContext& context, const CollectiveRequest& request,
+                       uint64_t sequence) {
+    return make_direct(request, sequence, context.transport.rank(),
+                       measured_choices(context, request.kind), context.measured.limits);
+}
+
 CollectiveTask::CollectiveTask(CollectiveContext& context, CollectiveRequest request,
                                const Deadline& deadline)
     : Task(deadline), context_(context), request_(std::move(request)) {}
@@ -58,7 +69,7 @@ CollectiveTask::CollectiveTask(CollectiveContext& context, CollectiveRequest req
     : CollectiveTask(context, std::move(request), deadline) {
     sequence_ = posted.envelope.sequence;
     algorithm_ = Algorithm::direct;
-    direct_ = make_direct(request_, sequence_, context.transport.rank(), context.profile);
+    direct_ = direct_call(context, request_, sequence_);
     direct_->shares_cores = context.yields;
     roll_call_.emplace(context.transport, posted.envelope, posted.parcel, true);
     stage_ = Stage::roll_call;
@@ -68,8 +79,9 @@ void CollectiveTask::choose_plan() {
     Problem problem = make_problem(request_, context_.transport.rank(), context_.transport.size());
     // What does not go the direct way although it may, goes the way that fits its size.
     const bool may_go_direct = algorithm_ == Algorithm::direct;
-    const Algorithm algorithm = select_algorithm(
-        problem, may_go_direct ? std::string() : context_.forced_algorithms, context_.profile);
+    const Algorithm algorithm =
+        select_algorithm(problem, may_go_direct ? std::string() : context_.forced_algorithms,
+                         measured_choices(context_, request_.kind));
     PYCOMM_CHECK(algorithm != Algorithm::direct, argument,
                  "PYCOMM_ALGO: ", kind_name(request_.kind),
                  " has no algorithm 'direct' on transport ", context_.transport.name());
@@ -99,14 +111,14 @@ bool CollectiveTask::may_go_direct() const {
     if (!goes_direct(context_, request_.kind)) return false;
     // The counts of an all_to_all have to fit into staging memory.
     Transport& transport = context_.transport;
-    const DirectCall call = make_direct(request_, sequence_, transport.rank(), context_.profile);
+    const DirectCall call = direct_call(context_, request_, sequence_);
     return call.told_bytes(transport.size()) <= transport.board()->largest_staged();
 }
 
 void CollectiveTask::start_direct() {
     algorithm_ = Algorithm::direct;
     part_overlapping();
-    direct_ = make_direct(request_, sequence_, context_.transport.rank(), context_.profile);
+    direct_ = direct_call(context_, request_, sequence_);
     direct_->shares_cores = context_.yields;
     Envelope envelope = make_envelope(request_, sequence_, algorithm_);
     Parcel parcel{};

@@ -38,17 +38,24 @@ class PlanCache {
 struct CollectiveContext {
     Transport& transport;
     PlanCache plans;
-    std::string forced_algorithms;   // PYCOMM_ALGO
-    bool check = true;               // PYCOMM_CHECK
-    uint64_t sequence = 0;           // of the last collective that started; owned by the driver
-    DirectScratch scratch;           // the same
-    int spins = 0;                   // passes without progress before a quick call gives up
-    bool yields = false;             // and it yields in them
-    std::vector<Threshold> profile;  // measured choices; empty: the built-in ones
+    std::string forced_algorithms;  // PYCOMM_ALGO
+    bool check = true;              // PYCOMM_CHECK
+    uint64_t sequence = 0;          // of the last collective that started; owned by the driver
+    DirectScratch scratch;          // the same
+    int spins = 0;                  // passes without progress before a quick call gives up
+    bool yields = false;            // and it yields in them
+    Choices measured;               // by a profile; where it says nothing, the built-in ones
 };
 
 // Whether calls of this kind may go over mapped memory.
 bool goes_direct(const CollectiveContext& context, OpKind kind);
+
+// What a profile says about a kind that PYCOMM_ALGO leaves open.
+std::span<const Threshold> measured_choices(const CollectiveContext& context, OpKind kind);
+
+// The call on mapped memory. `request` must outlive it.
+DirectCall direct_call(const CollectiveContext& context, const CollectiveRequest& request,
+                       uint64_t sequence);
 
 // What a rank has put on the board.
 struct Posted {

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <numeric>
 
 #include "base/free_memory.h"
@@ -76,9 +74,7 @@ std::shared_ptr<const Profile> load_profile(Bootstrap& bootstrap, const Env& env
     std::string text;
     if (bootstrap.rank() == 0 && !env.profile.empty()) {
         try {
-            std::ifstream file(env.profile, std::ios::binary);
-            text.assign(std::istreambuf_iterator<char>(file), {});
-            PYCOMM_CHECK(file, argument, "it cannot be read");
+            text = read_profile(env.profile);
             const Profile profile = parse_profile(text);
             const std::string machine = machine_name();
             PYCOMM_CHECK(profile.machine == machine, argument, "it is of another machine (",
@@ -107,12 +103,14 @@ std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env
     check_forced(env.algorithm);
     const Topology topology = discover_topology(bootstrap, env, deadline);
     auto transport = connect(bootstrap, env, topology, deadline);
-    log_line(LogLevel::info, bootstrap.rank(), bootstrap.size(),
-             concat("transport ", transport->name(), ", node ", topology.node, " of ",
-                    topology.num_nodes, ", local rank ", topology.local_rank, " of ",
-                    topology.local_size, ", ", topology.cores, " cores"));
-    return std::unique_ptr<Communicator>(
+    std::unique_ptr<Communicator> made(
         new Communicator(env, topology, std::move(transport), may_spin, std::move(profile)));
+    log_line(LogLevel::info, bootstrap.rank(), bootstrap.size(),
+             concat("transport ", made->transport_name(), ", node ", topology.node, " of ",
+                    topology.num_nodes, ", local rank ", topology.local_rank, " of ",
+                    topology.local_size, ", ", topology.cores, " cores, ",
+                    made->context_.measured.thresholds.size(), " measured choices"));
+    return made;
 }
 
 Communicator::Communicator(const Env& env, const Topology& topology,
@@ -130,7 +128,7 @@ Communicator::Communicator(const Env& env, const Topology& topology,
       engine_(std::make_unique<Engine>(*transport_, spin_)) {
     context_.spins = spin_ ? quick_spins : quick_yields;
     context_.yields = !spin_;
-    if (profile_) context_.profile = profile_->of(transport_name_, size_);
+    if (profile_) context_.measured = profile_->of(transport_name_, size_);
 }
 
 Communicator::~Communicator() {
@@ -355,7 +353,7 @@ std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
 Algorithm Communicator::choice(OpKind kind, int64_t bytes) const {
     const Algorithm forced = forced_algorithm(kind, context_.forced_algorithms);
     if (forced != Algorithm::automatic) return forced;
-    const Algorithm measured = profile_algorithm(kind, bytes, context_.profile);
+    const Algorithm measured = profile_algorithm(kind, bytes, context_.measured.thresholds);
     if (measured != Algorithm::automatic) return measured;
     if (goes_direct(context_, kind)) return Algorithm::direct;
     Problem problem;
@@ -367,10 +365,11 @@ Algorithm Communicator::choice(OpKind kind, int64_t bytes) const {
     return select_algorithm(problem, "");
 }
 
-void Communicator::force(const std::string& forced) {
-    check_forced(forced);
+void Communicator::use_profile(const std::string& text) {
+    auto profile = text.empty() ? nullptr : std::make_shared<const Profile>(parse_profile(text));
     const std::lock_guard lock(close_mutex_);
-    context_.forced_algorithms = forced;
+    profile_ = std::move(profile);
+    context_.measured = profile_ ? profile_->of(transport_name_, size_) : Choices{};
 }
 
 bool Communicator::is_symmetric(const void* data, size_t bytes) {

@@ -75,9 +75,9 @@ class Communicator {
 
     // The algorithm of `kind` for private arrays of `bytes` bytes in the whole.
     Algorithm choice(OpKind kind, int64_t bytes) const;
-    // From now on as if PYCOMM_ALGO were `forced`; the same on all ranks, while nothing is under
-    // way. For measuring.
-    void force(const std::string& forced);
+    // From now on `text` is the profile, of whatever machine; empty: none. The same on all ranks,
+    // while nothing is under way. For measuring. Throws ArgumentError.
+    void use_profile(const std::string& text);
 
     // Whether peers can reach this memory, so that it takes part without copies.
     bool is_symmetric(const void* data, size_t bytes);

@@ -60,7 +60,7 @@ QuickResult run_quick(CollectiveContext& context, const CollectiveRequest& reque
     Board& board = *transport.board();
     const int size = transport.size();
     const uint64_t sequence = context.sequence + 1;
-    const DirectCall call = make_direct(request, sequence, transport.rank(), context.profile);
+    const DirectCall call = direct_call(context, request, sequence);
     posted.envelope = make_envelope(request, sequence, Algorithm::direct);
     make_offer(transport, call, posted.envelope, posted.parcel);
     if (posted.envelope.input_at == Where::hidden || posted.envelope.input_at == Where::mapped) {

@@ -184,8 +184,9 @@ Problem make_problem(const CollectiveRequest& request, int rank, int size) {
 }
 
 DirectCall make_direct(const CollectiveRequest& request, uint64_t sequence, int rank,
-                       std::span<const Threshold> profile) {
+                       std::span<const Threshold> profile, const SizeLimits& limits) {
     DirectCall call;
+    call.limits = limits;
     call.kind = request.kind;
     call.op = request.op;
     call.root = std::max(0, request.root);

@@ -45,7 +45,7 @@ Envelope make_envelope(const CollectiveRequest& request, uint64_t sequence, Algo
 Problem make_problem(const CollectiveRequest& request, int rank, int size);
 // `request` must outlive the call.
 DirectCall make_direct(const CollectiveRequest& request, uint64_t sequence, int rank,
-                       std::span<const Threshold> profile);
+                       std::span<const Threshold> profile, const SizeLimits& limits);
 
 // The input and the output are the same memory, or one is this rank's part of the other.
 bool is_in_place(const CollectiveRequest& request, int rank);

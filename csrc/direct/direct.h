@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/size_limits.h"
 #include "base/types.h"
 #include "transport/transport.h"
 
@@ -54,6 +55,7 @@ struct DirectCall {
     bool shares_cores = false;
     // Private arrays of this size go the direct way, too, unless they fit into a line anyway.
     bool stages = true;
+    SizeLimits limits;  // the same on all ranks
     // all_to_all: the ranks' counts differ, so each stages its own, when there is room for them.
     bool tells_counts = false;
 

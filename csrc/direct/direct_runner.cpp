@@ -13,9 +13,6 @@ namespace {
 
 // Bytes of a result that a rank computes before it looks at anything else.
 constexpr size_t piece_bytes = 128 << 10;
-// From here on ranks without a core of their own take pieces as they are free. Else each keeps its
-// slice.
-constexpr size_t smallest_claimed = 1 << 20;
 // Small, so that reading and writing alternate as finely as in a loop that does both.
 constexpr size_t scratch_bytes = 1 << 10;
 
@@ -117,7 +114,7 @@ void DirectRunner::split_reduction() {
     const int64_t count = call_.input.count;
     const size_t bytes = call_.input.bytes();
     streams_ = bytes >= smallest_streamed;
-    claims_ = call_.shares_cores && bytes >= smallest_claimed;
+    claims_ = call_.shares_cores && bytes > static_cast<size_t>(call_.limits.claimed);
     if (claims_) return;
     // Slices in whole cache lines.
     const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(64 / element_));

@@ -10,10 +10,6 @@
 namespace pycomm {
 namespace {
 
-// Above this an input that peers have mapped is read where it lies: then copying it costs more than
-// waiting for all ranks once more at the end.
-constexpr size_t largest_copied_bytes = 8 << 10;
-
 bool reduces_for_all(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce;
 }
@@ -40,7 +36,11 @@ bool takes(const DirectCall& call, int rank) {
 // each element is read by one rank only pay early.
 size_t stage_limit(const DirectCall& call, const Board& board, int size) {
     const size_t all = board.largest_staged();
-    if (!reduces_for_all(call.kind) || size <= 2) return all;
+    if (!reduces_for_all(call.kind)) return all;
+    if (call.limits.staged != SizeLimits::automatic) {
+        return std::min(all, static_cast<size_t>(call.limits.staged));
+    }
+    if (size <= 2) return all;
     return std::max<size_t>(all / (2 * static_cast<size_t>(size)), 256);
 }
 
@@ -93,7 +93,9 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     }
     const bool fits = call.stages && bytes <= stage_limit(call, board, size);
     std::optional<MappedPlace> place;
-    if (!fits || bytes > largest_copied_bytes) place = transport.locate(call.input.data, bytes);
+    if (!fits || bytes > static_cast<size_t>(call.limits.copied)) {
+        place = transport.locate(call.input.data, bytes);
+    }
     if (place) {
         envelope.input_at = Where::mapped;
         parcel.places.input = *place;
