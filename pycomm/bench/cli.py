@@ -326,6 +326,8 @@ def _tune(comm: Communicator, parser: _Parser, parsed: argparse.Namespace) -> in
         error = _UsageError("--tune measures all operations; expected no OP")
     elif comm.size < 2:
         error = _UsageError("--tune needs 2 ranks or more: start it with pycomm.run or mpirun")
+    elif comm.rank == 0 and path.is_dir():
+        error = _UsageError(f"--out: {path} is a directory")
     elif comm.rank == 0 and not os.access(path.parent, os.W_OK):
         error = _UsageError(f"--out: cannot write to {path.parent}")
     if _refuse(comm, parser, error):
