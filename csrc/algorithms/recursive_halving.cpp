@@ -13,9 +13,12 @@
 //   round 2    ab        cd        ab        cd
 //   round 3    abcd      abcd      abcd      abcd
 //
-// Steps: 2 log2 size rounds, two more for every level with a smaller right part. Bytes sent per
-// rank: 2 (size - 1) / size of the buffer for powers of two. For large messages over links where
+// Steps: at most 2 ceil(log2 size) rounds. Bytes sent per rank: 2 (size - 1) / size of the buffer
+// for powers of two, at most twice the buffer for other sizes. For large messages over links where
 // rounds cost little. Order of the sum: the balanced tree.
+//
+// There is no reduce-scatter of this kind: with neighbours first, the range that a rank owns is not
+// its slice in rank order.
 //
 // Source: R. Rabenseifner, "Optimization of Collective Reduction Operations", 2004; neighbours come
 // first here, which keeps the order of the tree.

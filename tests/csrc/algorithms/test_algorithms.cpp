@@ -227,6 +227,27 @@ TEST_CASE("steps per rank are those that the algorithms claim") {
     }
 }
 
+TEST_CASE("recursive halving sends as little as it claims") {
+    for_each_size([](int size) {
+        const int64_t count = int64_t{64} * 15;
+        for (const Schedule& schedule : build_all(all_ranks(OpKind::all_reduce, size, count),
+                                                  Algorithm::recursive_halving, 4)) {
+            int64_t sent = 0;
+            for (const Lane& lane : schedule.lanes) {
+                for (const Round& round : lane.rounds) {
+                    for (const Step& step : round.steps) {
+                        if (step.kind == StepKind::send) sent += step.src.count;
+                    }
+                }
+            }
+            CHECK(sent <= 2 * count);
+            if (std::has_single_bit(static_cast<unsigned>(size))) {
+                CHECK(sent == 2 * (count - count / size));
+            }
+        }
+    });
+}
+
 TEST_CASE("nobody is everybody's first target") {
     constexpr int size = 7;
     std::set<int> first_targets;
@@ -250,4 +271,28 @@ TEST_CASE("a schedule as it is printed") {
     CHECK(to_string(build_schedule(of_rank(collective, 0, 4), Algorithm::tree)) ==
           "lane 0 round 0: recv_reduce from 1 input[0:6] -> scratch[0:6]\n"
           "lane 0 round 1: send to 3 scratch[0:6]\n");
+}
+
+TEST_CASE("recursive halving adds neighbours first, and a small right part hands its sum over") {
+    const Collective collective = all_ranks(OpKind::all_reduce, 5, 8);
+    CHECK(to_string(build_schedule(of_rank(collective, 1, 4), Algorithm::recursive_halving)) ==
+          "lane 0 round 0: send to 0 input[0:4]\n"
+          "lane 0 round 0: recv_reduce from 0 (first) input[4:8] -> output[4:8]\n"
+          "lane 0 round 1: send to 3 output[6:8]\n"
+          "lane 0 round 1: recv_reduce from 3 output[4:6] -> output[4:6]\n"
+          "lane 0 round 2: recv_reduce from 4 output[4:6] -> output[4:6]\n"
+          "lane 0 round 3: send to 4 output[4:6]\n"
+          "lane 0 round 4: send to 3 output[4:6]\n"
+          "lane 0 round 4: recv from 3 -> output[6:8]\n"
+          "lane 0 round 5: send to 0 output[4:8]\n"
+          "lane 0 round 5: recv from 0 -> output[0:4]\n");
+    CHECK(to_string(build_schedule(of_rank(collective, 4, 4), Algorithm::recursive_halving)) ==
+          "lane 0 round 0: send to 0 input[0:2]\n"
+          "lane 0 round 0: send to 1 input[4:6]\n"
+          "lane 0 round 0: send to 2 input[2:4]\n"
+          "lane 0 round 0: send to 3 input[6:8]\n"
+          "lane 0 round 1: recv from 0 -> output[0:2]\n"
+          "lane 0 round 1: recv from 1 -> output[4:6]\n"
+          "lane 0 round 1: recv from 2 -> output[2:4]\n"
+          "lane 0 round 1: recv from 3 -> output[6:8]\n");
 }

@@ -87,14 +87,19 @@ TREE_ORDER = ("direct", "recursive_doubling", "recursive_halving", "pairwise")
 
 def test_the_order_written_out() -> None:
     """The documented order once more, without the reference of the other tests."""
-    x = [noise(rank, 1000, "float32", salt=4) for rank in range(5)]
+    x = [noise(rank, 1000, "float32", salt=4) for rank in range(7)]
     four = (x[0] + x[1]) + (x[2] + x[3])
     five = four + x[4]
-    assert not np.array_equal(four, ((x[0] + x[1]) + x[2]) + x[3])  # the order matters here
-    for algorithm in TREE_ORDER:
-        for n, expected in ((4, four), (5, five)):
-            for got in on_threads(n, "all_reduce", algorithm, sum_of_given, x):
-                check(got, expected, f"{algorithm} on {n}")
+    seven = four + ((x[4] + x[5]) + x[6])
+    # The order matters here.
+    assert not np.array_equal(four, ((x[0] + x[1]) + x[2]) + x[3])
+    assert not np.array_equal(seven, (five + x[5]) + x[6])
+    ways = [("all_reduce", algorithm) for algorithm in TREE_ORDER]
+    ways += [("reduce", algorithm) for algorithm in ("direct", "tree", "pairwise", "linear")]
+    for operation, algorithm in ways:
+        for n, expected in ((4, four), (5, five), (7, seven)):
+            for got in on_threads(n, operation, algorithm, sum_of_given, x):
+                check(got, expected, f"{operation}:{algorithm} on {n}")
 
 
 def sum_of_given(comm: Any, operation: str, parts: list[Array]) -> Array:
