@@ -12,6 +12,7 @@ namespace {
 
 // A long copy is published piece by piece, so that the receiver starts before it is complete.
 constexpr size_t publish_bytes = 16384;
+constexpr size_t shortest_tail = 4096;
 
 uint64_t align_up(uint64_t position) {
     return (position + cache_line - 1) & ~(cache_line - 1);
@@ -49,8 +50,10 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
         }
         if (room == 0) break;
         const size_t place = out_head_ & (capacity_ - 1);
+        const size_t left = bytes - taken;
+        const size_t wanted = last ? std::clamp(left / 2, shortest_tail, publish_bytes) : publish_bytes;
         const size_t piece =
-            std::min({bytes - taken, static_cast<size_t>(room), capacity_ - place, publish_bytes});
+            std::min({left, static_cast<size_t>(room), capacity_ - place, wanted});
         ring_copy_.copy(out_data_ + place, source + taken, piece);
         taken += piece;
         out_head_ += piece;
