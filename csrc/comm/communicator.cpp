@@ -111,8 +111,19 @@ std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env
              concat("transport ", transport->name(), ", node ", topology.node, " of ",
                     topology.num_nodes, ", local rank ", topology.local_rank, " of ",
                     topology.local_size, ", ", topology.cores, " cores"));
+    const std::string refusal = transport->one_copy().refusal;
+    Env own_env = env;
+    if (!refusal.empty()) {
+        if (bootstrap.rank() == 0) {
+            log_line(LogLevel::warn, 0, bootstrap.size(),
+                     concat("large messages between processes are copied twice, since the system "
+                            "refuses to copy them once (",
+                            refusal, "); PYCOMM_CMA=off says that this is fine"));
+        }
+        own_env.cma = "off";  // said once; communicators split from this one need not try
+    }
     return std::unique_ptr<Communicator>(
-        new Communicator(env, topology, std::move(transport), may_spin, std::move(profile)));
+        new Communicator(own_env, topology, std::move(transport), may_spin, std::move(profile)));
 }
 
 Communicator::Communicator(const Env& env, const Topology& topology,

@@ -12,7 +12,7 @@ namespace pycomm {
 contract::Kind contract::contract_kind() {
     contract::Kind kind;
     kind.make = [](Bootstrap& bootstrap) {
-        return make_shm_transport(bootstrap, 8 << 20, Deadline::after(30));
+        return make_shm_transport(bootstrap, 8 << 20, "auto", Deadline::after(30));
     };
     kind.max_in_flight = 8 << 20;
     return kind;
