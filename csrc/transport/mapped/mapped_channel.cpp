@@ -65,8 +65,11 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
 }
 
 std::span<const std::byte> MappedChannel::peek(size_t bytes) {
-    if (in_head_ - in_tail_ < bytes) in_head_ = in_->head.load(std::memory_order_seq_cst);
     const size_t place = in_tail_ & (capacity_ - 1);
+    if (in_head_ - in_tail_ < bytes) {
+        __builtin_prefetch(in_data_ + place);
+        in_head_ = in_->head.load(std::memory_order_seq_cst);
+    }
     const size_t ready = std::min(static_cast<size_t>(in_head_ - in_tail_), capacity_ - place);
     return {in_data_ + place, std::min(bytes, ready)};
 }
