@@ -61,8 +61,7 @@ void unite(std::string& all, const std::string& more) {
 std::string settings_text(const Env& env) {
     return concat("protocol ", protocol_version, ", PYCOMM_TRANSPORT=", env.transport,
                   ", PYCOMM_ALGO=", env.algorithm, ", PYCOMM_CHECK=", env.check ? 1 : 0,
-                  ", PYCOMM_BUFFER_BYTES=", env.buffer_bytes,
-                  ", PYCOMM_CMA=", env.cma);
+                  ", PYCOMM_BUFFER_BYTES=", env.buffer_bytes, ", PYCOMM_CMA=", env.cma);
 }
 
 }  // namespace

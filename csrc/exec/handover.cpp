@@ -107,7 +107,15 @@ void Fetch::progress() {
         }
     }
     if (refused_) take_back();
-    ended_ = given_ == 0 && (refused_ || (front_ == back_ && returned_.empty()));
+    if (given_ > 0) return;
+    ended_ = refused_ || (front_ == back_ && returned_.empty() && sender_is_bound());
+}
+
+// Whether the sender's operation had not failed by now, after which its array may have changed.
+bool Fetch::sender_is_bound() {
+    if (!transport_.board()->enter(sender_)) return false;
+    transport_.board()->leave();
+    return true;
 }
 
 // Looks at what has become of the pieces at the sender.

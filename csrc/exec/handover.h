@@ -60,6 +60,7 @@ class Fetch {
     void give();
     void take_back();
     void copy(uint32_t index);
+    bool sender_is_bound();
 
     Transport& transport_;
     HandoverLine& line_;
@@ -70,10 +71,10 @@ class Fetch {
     size_t bytes_;
     size_t piece_bytes_;
     bool streams_;
-    bool helped_;            // the sender can write the target
-    uint32_t front_ = 0;     // pieces [front_, back_) are neither copied nor given
-    uint32_t back_;          //
-    int given_ = 0;          // pieces at the sender
+    bool helped_;         // the sender can write the target
+    uint32_t front_ = 0;  // pieces [front_, back_) are neither copied nor given
+    uint32_t back_;       //
+    int given_ = 0;       // pieces at the sender
     std::vector<uint32_t> returned_;
     size_t bytes_done_ = 0;
     bool refused_ = false;

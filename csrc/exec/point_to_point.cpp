@@ -85,8 +85,13 @@ bool PointToPoint::progress(std::vector<Outcome>& finished) {
 PointToPoint::Header PointToPoint::header_of(const Buffer& buffer, int rank, int tag) const {
     ArrayPlace place;
     if (rank != transport_.rank()) place = offer_payload(transport_, buffer);
-    return {buffer.count, place.offset, place.window, tag, static_cast<uint8_t>(buffer.dtype),
-            place.kind,   {}};
+    return {buffer.count,
+            place.offset,
+            place.window,
+            tag,
+            static_cast<uint8_t>(buffer.dtype),
+            place.kind,
+            {}};
 }
 
 bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished) {
@@ -133,9 +138,9 @@ bool PointToPoint::send_payload(int rank, PointToPointTask& task, bool& moved) {
     while (task.bytes_done_ < bytes) {
         const size_t left = bytes - task.bytes_done_;
         const size_t piece = std::min(left, quantum_bytes);
-        const size_t taken = channel.try_send(
-            static_cast<const std::byte*>(task.buffer_.data) + task.bytes_done_, piece,
-            piece == left);
+        const size_t taken =
+            channel.try_send(static_cast<const std::byte*>(task.buffer_.data) + task.bytes_done_,
+                             piece, piece == left);
         task.bytes_done_ += taken;
         moved |= taken > 0;
         if (taken < piece) return false;
@@ -285,8 +290,7 @@ void PointToPoint::answer_offer(int rank, Peer& peer) {
         peer.begun = Deadline::Clock::now();
         if (ways_.copies(header.place, header.bytes())) {
             const ArrayPlace source{header.offset, header.window, header.place};
-            peer.fetch =
-                std::make_unique<Fetch>(transport_, rank, source, peer.target->buffer_);
+            peer.fetch = std::make_unique<Fetch>(transport_, rank, source, peer.target->buffer_);
             answer = Answer::copying;
         }
     }
@@ -329,8 +333,7 @@ bool PointToPoint::read_payload(int rank, Peer& peer) {
         if (peer.target) peer.target->bytes_done_ = peer.payload_done;
     }
     if (peer.target && peer.header.place != ArrayPlace::Kind::hidden) {
-        const std::chrono::duration<double, std::nano> took =
-            Deadline::Clock::now() - peer.begun;
+        const std::chrono::duration<double, std::nano> took = Deadline::Clock::now() - peer.begun;
         ways_.add(peer.header.place, bytes, copies, took.count());
     }
     return true;

@@ -110,7 +110,8 @@ struct ArrayPlace {
     enum class Kind : uint8_t {
         hidden,   // peers cannot reach it
         mapped,   // in memory that they have mapped: MappedPlace
-        address,  // at an address of its process, which the operating system lets them read and write
+        address,  // at an address of its process, which the operating system lets them read and
+                  // write
     };
     uint64_t offset = 0;  // or address
     uint32_t window = 0;
@@ -128,8 +129,9 @@ struct alignas(64) HandoverLine {
     uint32_t index[pieces];               // which piece of the message
     uint32_t target_window;
     uint32_t target_kind;  // ArrayPlace::Kind
-    // Where it goes, in the words of process_vm_writev, which reads them here, when the copy begins:
-    // so the receiver can still take a piece back from a sender that was stopped just before.
+    // Where it goes, in the words of process_vm_writev, which reads them here, when the copy
+    // begins: so the receiver can still take a piece back from a sender that was stopped just
+    // before.
     struct Target {
         uint64_t base;
         uint64_t bytes;
@@ -269,8 +271,9 @@ class Transport {
     virtual HandoverLine* handover(int /*from*/, int /*to*/) { return nullptr; }
     virtual OneCopy one_copy() const { return {}; }
     virtual ArrayPlace place_of(const void* /*data*/, size_t /*bytes*/) const { return {}; }
-    // Copies `bytes` bytes from `offset` of what lies at `place` of `peer`. False when the operating
-    // system refused. The caller is inside (see Board). `streams` as in Channel::try_recv.
+    // Copies `bytes` bytes from `offset` of what lies at `place` of `peer`. False when the
+    // operating system refused. The caller is inside (see Board). `streams` as in
+    // Channel::try_recv.
     virtual bool read_array(int /*peer*/, const ArrayPlace& /*place*/, size_t /*offset*/,
                             void* /*to*/, size_t /*bytes*/, bool /*streams*/) {
         return false;

@@ -51,9 +51,9 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
         if (room == 0) break;
         const size_t place = out_head_ & (capacity_ - 1);
         const size_t left = bytes - taken;
-        const size_t wanted = last ? std::clamp(left / 2, shortest_tail, publish_bytes) : publish_bytes;
-        const size_t piece =
-            std::min({left, static_cast<size_t>(room), capacity_ - place, wanted});
+        const size_t wanted =
+            last ? std::clamp(left / 2, shortest_tail, publish_bytes) : publish_bytes;
+        const size_t piece = std::min({left, static_cast<size_t>(room), capacity_ - place, wanted});
         ring_copy_.copy(out_data_ + place, source + taken, piece);
         taken += piece;
         out_head_ += piece;

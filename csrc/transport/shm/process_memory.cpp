@@ -81,7 +81,8 @@ OneCopy try_one_copy(Bootstrap& bootstrap, Transport& transport, const std::stri
     }
     const auto refusals = bootstrap.all_gather(refusal, deadline);
     for (size_t other = 0; other < refusals.size() && result.refusal.empty(); ++other) {
-        if (!refusals[other].empty()) result.refusal = concat("rank ", other, ": ", refusals[other]);
+        if (!refusals[other].empty())
+            result.refusal = concat("rank ", other, ": ", refusals[other]);
     }
     result.addresses = result.refusal.empty();
     return result;
