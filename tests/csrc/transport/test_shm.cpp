@@ -56,6 +56,8 @@ TEST_CASE("rings, board lines and doorbells do not overlap") {
         parts.emplace_back(reinterpret_cast<std::byte*>(&layout.progress_line(base, rank)),
                            sizeof(ProgressLine));
         for (int peer = 0; peer < 3; ++peer) {
+            parts.emplace_back(reinterpret_cast<std::byte*>(&layout.handover(base, rank, peer)),
+                               sizeof(HandoverLine));
             if (peer == rank) continue;
             for (const Stream stream : contract::both_streams) {
                 parts.emplace_back(
