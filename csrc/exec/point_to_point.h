@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -57,13 +56,28 @@ struct Patience {
     bool yields = false;
 };
 
+// A reference to a function that makes a task, for as long as a call lasts: unlike std::function it
+// allocates nothing.
+class MakeTask {
+  public:
+    template <typename Function>
+    MakeTask(const Function& function)
+        : function_(&function), call_([](const void* target) {
+              return (*static_cast<const Function*>(target))();
+          }) {}
+    std::shared_ptr<PointToPointTask> operator()() const { return call_(function_); }
+
+  private:
+    const void* function_;
+    std::shared_ptr<PointToPointTask> (*call_)(const void*);
+};
+
 class PointToPoint {
   public:
     explicit PointToPoint(Transport& transport);
 
     // A message while nothing else is posted. Returns null when it is done, else the task, begun or
     // not, that goes on with it and has to be posted.
-    using MakeTask = std::function<std::shared_ptr<PointToPointTask>()>;
     std::shared_ptr<PointToPointTask> send_now(const Buffer& buffer, int rank, int tag,
                                                const MakeTask& make_task);
     std::shared_ptr<PointToPointTask> recv_now(const Buffer& buffer, int rank, int tag,

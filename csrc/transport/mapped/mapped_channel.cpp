@@ -77,6 +77,8 @@ std::span<const std::byte> MappedChannel::peek(size_t bytes) {
 void MappedChannel::consume(size_t bytes, bool last) {
     in_tail_ += bytes;
     if (last) in_tail_ = align_up(in_tail_);
+    if (in_tail_ - told_tail_ < capacity_ / 8) return;
+    told_tail_ = in_tail_;
     in_->tail.store(in_tail_, std::memory_order_seq_cst);
     wake_peer();
 }
