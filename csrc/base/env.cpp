@@ -53,6 +53,7 @@ Env read_env() {
     read_choice("PYCOMM_CHECK", check, {"0", "1"});
     env.check = check == "1";
     read_choice("PYCOMM_TRANSPORT", env.transport, {"auto", "shm", "tcp"});
+    read_choice("PYCOMM_CMA", env.cma, {"auto", "always", "off"});
     read_choice("PYCOMM_SIMD", env.simd, {"auto", "plain", "avx2", "avx512"});
     read_choice("PYCOMM_LOG", env.log, {"silent", "warn", "info", "debug"});
     return env;

@@ -10,6 +10,7 @@ struct Env {
     double timeout = 300.0;          // PYCOMM_TIMEOUT, seconds, of operations and of init
     std::string transport = "auto";  // PYCOMM_TRANSPORT: auto, shm, tcp
     std::string algorithm;           // PYCOMM_ALGO, "all_reduce:ring,broadcast:tree"
+    std::string cma = "auto";        // PYCOMM_CMA: auto, always, off: large messages in one copy
     std::string simd = "auto";       // PYCOMM_SIMD: auto, plain, avx2, avx512
     std::string interface;           // PYCOMM_IFNAME: network interface for TCP
     bool check = true;  // PYCOMM_CHECK: 0 leaves out the comparison of calls between ranks

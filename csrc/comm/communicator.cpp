@@ -103,8 +103,19 @@ std::unique_ptr<Communicator> Communicator::make(Bootstrap& bootstrap, const Env
     check_forced(env.algorithm);
     const Topology topology = discover_topology(bootstrap, env, deadline);
     auto transport = connect(bootstrap, env, topology, deadline);
+    const std::string refusal = transport->one_copy().refusal;
+    Env own_env = env;
+    if (!refusal.empty()) {
+        if (bootstrap.rank() == 0) {
+            log_line(LogLevel::warn, 0, bootstrap.size(),
+                     concat("large messages between processes are copied twice, since the system "
+                            "refuses to copy them once (",
+                            refusal, "); PYCOMM_CMA=off says that this is fine"));
+        }
+        own_env.cma = "off";  // said once; communicators split from this one need not try
+    }
     std::unique_ptr<Communicator> made(
-        new Communicator(env, topology, std::move(transport), may_spin, std::move(profile)));
+        new Communicator(own_env, topology, std::move(transport), may_spin, std::move(profile)));
     log_line(LogLevel::info, bootstrap.rank(), bootstrap.size(),
              concat("transport ", made->transport_name(), ", node ", topology.node, " of ",
                     topology.num_nodes, ", local rank ", topology.local_rank, " of ",

@@ -15,7 +15,7 @@
 namespace pycomm {
 namespace {
 
-constexpr int protocol_version = 2;
+constexpr int protocol_version = 3;
 
 // Processes with equal texts can share memory: same boot, process namespace, network namespace (in
 // which the socket lives that passes the memory) and user.
@@ -61,7 +61,7 @@ void unite(std::string& all, const std::string& more) {
 std::string settings_text(const Env& env) {
     return concat("protocol ", protocol_version, ", PYCOMM_TRANSPORT=", env.transport,
                   ", PYCOMM_ALGO=", env.algorithm, ", PYCOMM_CHECK=", env.check ? 1 : 0,
-                  ", PYCOMM_BUFFER_BYTES=", env.buffer_bytes);
+                  ", PYCOMM_BUFFER_BYTES=", env.buffer_bytes, ", PYCOMM_CMA=", env.cma);
 }
 
 }  // namespace

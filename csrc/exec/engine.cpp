@@ -416,6 +416,7 @@ void Engine::break_communicator(const Fault& fault) {
 // Called by the driver, without mutex_.
 void Engine::fail_all(const Error& error) {
     // Peers may be working on arrays that go back to their owners now.
+    point_to_point_.revoke();
     if (Board* board = transport_.board()) board->withdraw();
     // Each task gets an exception of its own, which its waiter may keep, change and let go alone.
     const auto own = [&] {

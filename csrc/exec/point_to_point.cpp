@@ -50,7 +50,9 @@ std::string PointToPointTask::timeout_hint() const {
 }
 
 PointToPoint::PointToPoint(Transport& transport)
-    : transport_(transport), peers_(static_cast<size_t>(transport.size())) {}
+    : transport_(transport),
+      ways_(transport.one_copy().always),
+      peers_(static_cast<size_t>(transport.size())) {}
 
 void PointToPoint::post(std::shared_ptr<PointToPointTask> task) {
     const int rank = task->peer_;
@@ -80,13 +82,24 @@ bool PointToPoint::progress(std::vector<Outcome>& finished) {
     return moved;
 }
 
+PointToPoint::Header PointToPoint::header_of(const Buffer& buffer, int rank, int tag) const {
+    ArrayPlace place;
+    if (rank != transport_.rank()) place = offer_payload(transport_, buffer);
+    return {buffer.count,
+            place.offset,
+            place.window,
+            tag,
+            static_cast<uint8_t>(buffer.dtype),
+            place.kind,
+            {}};
+}
+
 bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished) {
     bool moved = false;
     while (!peer.sends.empty()) {
         PointToPointTask& task = *peer.sends.front();
         const size_t bytes = task.buffer_.bytes();
-        const Header header{
-            task.buffer_.count, bytes, task.tag_, static_cast<uint8_t>(task.buffer_.dtype), {}};
+        const Header header = header_of(task.buffer_, rank, task.tag_);
         if (rank == transport_.rank()) {
             auto message = std::make_unique<Message>();
             message->header = header;
@@ -95,24 +108,16 @@ bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& fi
             message->arrived = true;
             peer.set_aside.push_back(std::move(message));
         } else {
-            Channel& channel = transport_.channel(rank, Stream::point_to_point);
             if (task.header_done_ < sizeof(header)) {
+                Channel& channel = transport_.channel(rank, Stream::point_to_point);
                 const size_t had = task.header_done_;
                 const bool whole =
                     send_header(channel, header, task.buffer_, task.header_done_, task.bytes_done_);
                 moved |= task.header_done_ > had;
                 if (!whole) return moved;
+                if (header.place != ArrayPlace::Kind::hidden) task.offer_ = ++peer.offers_made;
             }
-            while (task.bytes_done_ < bytes) {
-                const size_t left = bytes - task.bytes_done_;
-                const size_t piece = std::min(left, quantum_bytes);
-                const size_t taken = channel.try_send(
-                    static_cast<const std::byte*>(task.buffer_.data) + task.bytes_done_, piece,
-                    piece == left);
-                task.bytes_done_ += taken;
-                moved |= taken > 0;
-                if (taken < piece) return moved;
-            }
+            if (!send_payload(rank, task, moved)) return moved;
         }
         finished.push_back({peer.sends.front(), nullptr});
         peer.sends.pop_front();
@@ -121,19 +126,42 @@ bool PointToPoint::progress_sends(int rank, Peer& peer, std::vector<Outcome>& fi
     return moved;
 }
 
+// Returns whether the whole payload is on its way, or at its target.
+bool PointToPoint::send_payload(int rank, PointToPointTask& task, bool& moved) {
+    if (task.offer_ != 0) {
+        const Answer answer = read_answer(transport_, rank, task.offer_);
+        if (answer == Answer::copying) moved |= help_receiver(transport_, rank, task.buffer_);
+        if (answer != Answer::channel) return answer == Answer::finished;
+    }
+    Channel& channel = transport_.channel(rank, Stream::point_to_point);
+    const size_t bytes = task.buffer_.bytes();
+    while (task.bytes_done_ < bytes) {
+        const size_t left = bytes - task.bytes_done_;
+        const size_t piece = std::min(left, quantum_bytes);
+        const size_t taken =
+            channel.try_send(static_cast<const std::byte*>(task.buffer_.data) + task.bytes_done_,
+                             piece, piece == left);
+        task.bytes_done_ += taken;
+        moved |= taken > 0;
+        if (taken < piece) return false;
+    }
+    return true;
+}
+
 // Together with the payload when that is short: then the other side hears once. Returns whether the
 // whole header is on its way.
 bool PointToPoint::send_header(Channel& channel, const Header& header, const Buffer& buffer,
                                size_t& header_done, size_t& bytes_done) {
     const auto* from = reinterpret_cast<const std::byte*>(&header);
-    if (header_done > 0 || header.bytes == 0 || header.bytes > short_bytes) {
+    const size_t bytes = header.bytes();
+    if (header_done > 0 || bytes == 0 || bytes > short_bytes) {
         header_done += channel.try_send(from + header_done, sizeof(header) - header_done, false);
         return header_done == sizeof(header);
     }
     std::byte message[sizeof(Header) + short_bytes];
     std::memcpy(message, from, sizeof(header));
-    std::memcpy(message + sizeof(header), buffer.data, header.bytes);
-    const size_t taken = channel.try_send(message, sizeof(header) + header.bytes, true);
+    std::memcpy(message + sizeof(header), buffer.data, bytes);
+    const size_t taken = channel.try_send(message, sizeof(header) + bytes, true);
     header_done = std::min(taken, sizeof(header));
     bytes_done = taken - header_done;
     return header_done == sizeof(header);
@@ -144,10 +172,12 @@ std::shared_ptr<PointToPointTask> PointToPoint::send_now(const Buffer& buffer, i
     const size_t bytes = buffer.bytes();
     if (rank == transport_.rank()) return make_task();
     Channel& channel = transport_.channel(rank, Stream::point_to_point);
-    const Header header{buffer.count, bytes, tag, static_cast<uint8_t>(buffer.dtype), {}};
+    const Header header = header_of(buffer, rank, tag);
+    const bool offered = header.place != ArrayPlace::Kind::hidden;
     size_t header_done = 0;
     size_t bytes_done = 0;
-    if (send_header(channel, header, buffer, header_done, bytes_done) && bytes_done < bytes) {
+    const bool whole = send_header(channel, header, buffer, header_done, bytes_done);
+    if (whole && !offered && bytes_done < bytes) {
         const auto* from = static_cast<const std::byte*>(buffer.data);
         bytes_done += channel.try_send(from + bytes_done, bytes - bytes_done, true);
     }
@@ -155,6 +185,7 @@ std::shared_ptr<PointToPointTask> PointToPoint::send_now(const Buffer& buffer, i
     auto task = make_task();
     task->header_done_ = header_done;
     task->bytes_done_ = bytes_done;
+    if (whole && offered) task->offer_ = ++peers_[static_cast<size_t>(rank)].offers_made;
     return task;
 }
 
@@ -175,13 +206,12 @@ std::shared_ptr<PointToPointTask> PointToPoint::recv_now(const Buffer& buffer, i
     std::memcpy(&header, view.data(), sizeof(header));
     const bool fits = header.tag == tag && header.count == buffer.count &&
                       header.dtype == static_cast<uint8_t>(buffer.dtype);
-    if (!fits) return make_task();
+    if (!fits || header.place != ArrayPlace::Kind::hidden) return make_task();
     channel.consume(sizeof(header), false);
+    const size_t bytes = header.bytes();
     size_t done = 0;
-    if (header.bytes > 0) {
-        done = channel.try_recv(buffer.data, header.bytes, true, header.bytes >= smallest_streamed);
-    }
-    if (done == header.bytes) return nullptr;
+    if (bytes > 0) done = channel.try_recv(buffer.data, bytes, true, bytes >= smallest_streamed);
+    if (done == bytes) return nullptr;
     auto task = make_task();
     task->bytes_done_ = done;
     peer.header = header;
@@ -206,6 +236,7 @@ bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>&
             moved |= peer.header_done > had;
             if (!whole) return moved;
             match(peer);
+            answer_offer(rank, peer);
         }
         const size_t had = peer.payload_done;
         const bool whole = read_payload(rank, peer);
@@ -218,8 +249,8 @@ bool PointToPoint::progress_receives(int rank, Peer& peer, std::vector<Outcome>&
 
 bool PointToPoint::read_header(int rank, Peer& peer) {
     auto* into = reinterpret_cast<std::byte*>(&peer.header) + peer.header_done;
-    peer.header_done += transport_.channel(rank, Stream::point_to_point)
-                            .try_recv(into, sizeof(Header) - peer.header_done, false, false);
+    Channel& channel = transport_.channel(rank, Stream::point_to_point);
+    peer.header_done += channel.try_recv(into, sizeof(Header) - peer.header_done, false, false);
     return peer.header_done == sizeof(Header);
 }
 
@@ -232,7 +263,7 @@ void PointToPoint::match(Peer& peer) {
     if (found == peer.receives.end()) {
         auto message = std::make_unique<Message>();
         message->header = peer.header;
-        message->data = std::make_unique_for_overwrite<std::byte[]>(peer.header.bytes);
+        message->data = std::make_unique_for_overwrite<std::byte[]>(peer.header.bytes());
         peer.aside = message.get();
         peer.set_aside.push_back(std::move(message));
         return;
@@ -245,9 +276,44 @@ void PointToPoint::match(Peer& peer) {
     (peer.refusal ? peer.refused : peer.target) = std::move(receive);
 }
 
+// How the payload comes that a sender has offered. What nobody takes needs no copy, and what is set
+// aside flows: then its sender need not wait for a receive that may come much later.
+void PointToPoint::answer_offer(int rank, Peer& peer) {
+    const Header& header = peer.header;
+    if (header.place == ArrayPlace::Kind::hidden) return;
+    const uint64_t number = ++peer.offers_seen;
+    Answer answer = Answer::channel;
+    if (peer.refused) {
+        peer.payload_done = header.bytes();
+        answer = Answer::finished;
+    } else if (peer.target) {
+        peer.begun = Deadline::Clock::now();
+        if (ways_.copies(header.place, header.bytes())) {
+            const ArrayPlace source{header.offset, header.window, header.place};
+            peer.fetch = std::make_unique<Fetch>(transport_, rank, source, peer.target->buffer_);
+            answer = Answer::copying;
+        }
+    }
+    post_answer(transport_, rank, number, answer);
+}
+
+// Returns whether it has ended; then it is complete, or flows through the channel after all.
+bool PointToPoint::read_offered(int rank, Peer& peer) {
+    peer.fetch->progress();
+    peer.payload_done = peer.fetch->bytes_done();
+    if (!peer.fetch->ended()) return false;
+    const bool refused = peer.fetch->refused();
+    if (refused) peer.payload_done = 0;
+    post_answer(transport_, rank, peer.offers_seen, refused ? Answer::channel : Answer::finished);
+    peer.fetch = nullptr;
+    return true;
+}
+
 bool PointToPoint::read_payload(int rank, Peer& peer) {
+    const bool copies = peer.fetch != nullptr;
+    if (copies && !read_offered(rank, peer)) return false;
     Channel& channel = transport_.channel(rank, Stream::point_to_point);
-    const size_t bytes = peer.header.bytes;
+    const size_t bytes = peer.header.bytes();
     std::byte* into = peer.target  ? static_cast<std::byte*>(peer.target->buffer_.data)
                       : peer.aside ? peer.aside->data.get()
                                    : nullptr;
@@ -265,6 +331,10 @@ bool PointToPoint::read_payload(int rank, Peer& peer) {
         if (taken == 0) return false;
         peer.payload_done += taken;
         if (peer.target) peer.target->bytes_done_ = peer.payload_done;
+    }
+    if (peer.target && peer.header.place != ArrayPlace::Kind::hidden) {
+        const std::chrono::duration<double, std::nano> took = Deadline::Clock::now() - peer.begun;
+        ways_.add(peer.header.place, bytes, copies, took.count());
     }
     return true;
 }
@@ -297,9 +367,9 @@ void PointToPoint::take_aside(Peer& peer, std::vector<Outcome>& finished) {
     for (auto& message : peer.set_aside) {
         if (!message->claimed_by || !message->arrived) continue;
         auto error = compare(message->header, *message->claimed_by);
-        if (!error && message->header.bytes > 0) {
-            std::memcpy(message->claimed_by->buffer_.data, message->data.get(),
-                        message->header.bytes);
+        const size_t bytes = message->header.bytes();
+        if (!error && bytes > 0) {
+            std::memcpy(message->claimed_by->buffer_.data, message->data.get(), bytes);
         }
         finished.push_back({std::move(message->claimed_by), std::move(error)});
         message.reset();
@@ -332,6 +402,12 @@ std::vector<std::shared_ptr<Task>> PointToPoint::open_tasks() const {
         }
     }
     return tasks;
+}
+
+void PointToPoint::revoke() {
+    for (Peer& peer : peers_) {
+        if (peer.fetch) peer.fetch->revoke();
+    }
 }
 
 void PointToPoint::drop_all() {

@@ -4,6 +4,8 @@
 //   receiver  reads the header, finds the first posted receive with that tag, and lets the payload
 //             flow into its buffer; when none has the tag the message is set aside in memory.
 //
+// The payload of a large message may go from array to array instead: see handover.h.
+//
 // The stream is read only while a receive from that peer is posted, so what nobody asked for waits
 // at the sender. Messages of one pair and tag keep their order. A receive whose count or dtype
 // differs from the message fails with MismatchError on the receiving rank; the message is dropped
@@ -12,12 +14,12 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/buffer.h"
+#include "exec/handover.h"
 #include "exec/task.h"
 #include "transport/transport.h"
 
@@ -45,6 +47,7 @@ class PointToPointTask final : public Task {
     uint64_t number_;
     size_t header_done_ = 0;  // bytes, of a send
     size_t bytes_done_ = 0;
+    uint64_t offer_ = 0;  // number of the offer of its payload, 0 when it was not offered
 };
 
 // How long a call on the spot looks for the other side before the engine waits on.
@@ -53,13 +56,28 @@ struct Patience {
     bool yields = false;
 };
 
+// A reference to a function that makes a task, for as long as a call lasts: unlike std::function it
+// allocates nothing.
+class MakeTask {
+  public:
+    template <typename Function>
+    MakeTask(const Function& function)
+        : function_(&function), call_([](const void* target) {
+              return (*static_cast<const Function*>(target))();
+          }) {}
+    std::shared_ptr<PointToPointTask> operator()() const { return call_(function_); }
+
+  private:
+    const void* function_;
+    std::shared_ptr<PointToPointTask> (*call_)(const void*);
+};
+
 class PointToPoint {
   public:
     explicit PointToPoint(Transport& transport);
 
     // A message while nothing else is posted. Returns null when it is done, else the task, begun or
     // not, that goes on with it and has to be posted.
-    using MakeTask = std::function<std::shared_ptr<PointToPointTask>()>;
     std::shared_ptr<PointToPointTask> send_now(const Buffer& buffer, int rank, int tag,
                                                const MakeTask& make_task);
     std::shared_ptr<PointToPointTask> recv_now(const Buffer& buffer, int rank, int tag,
@@ -76,14 +94,21 @@ class PointToPoint {
     // The operations that are not finished.
     std::vector<std::shared_ptr<Task>> open_tasks() const;
     void drop_all();
+    // Peers shall not write into arrays of operations under way any more.
+    void revoke();
 
   private:
     struct Header {
         int64_t count;
-        uint64_t bytes;
+        uint64_t offset;  // of an ArrayPlace, as window and place
+        uint32_t window;
         int32_t tag;
         uint8_t dtype;
-        uint8_t spare[11];
+        ArrayPlace::Kind place;  // hidden: the payload follows
+        uint8_t spare[6];
+        size_t bytes() const {
+            return static_cast<size_t>(count) * dtype_size(static_cast<DataType>(dtype));
+        }
     };
     static_assert(sizeof(Header) == 32);
 
@@ -107,6 +132,11 @@ class PointToPoint {
         Message* aside = nullptr;                   // it is set aside, or it is dropped, and then
         std::shared_ptr<PointToPointTask> refused;  // ends with the error
         std::exception_ptr refusal;
+        std::unique_ptr<Fetch> fetch;  // of a payload that goes from array to array
+        Deadline::Clock::time_point begun;
+        // Numbers of the last offers.
+        uint64_t offers_made = 0;
+        uint64_t offers_seen = 0;
         bool idle() const {
             return sends.empty() && receives.empty() && !target && !refused && aside == nullptr &&
                    header_done == 0;
@@ -115,10 +145,14 @@ class PointToPoint {
 
     bool progress_sends(int rank, Peer& peer, std::vector<Outcome>& finished);
     bool progress_receives(int rank, Peer& peer, std::vector<Outcome>& finished);
+    Header header_of(const Buffer& buffer, int rank, int tag) const;
+    bool send_payload(int rank, PointToPointTask& task, bool& moved);
     bool send_header(Channel& channel, const Header& header, const Buffer& buffer,
                      size_t& header_done, size_t& bytes_done);
     bool read_header(int rank, Peer& peer);
+    void answer_offer(int rank, Peer& peer);
     bool read_payload(int rank, Peer& peer);
+    bool read_offered(int rank, Peer& peer);
     void match(Peer& peer);
     void message_arrived(Peer& peer, std::vector<Outcome>& finished);
     void take_aside(Peer& peer, std::vector<Outcome>& finished);
@@ -126,6 +160,7 @@ class PointToPoint {
     void activate(int rank);
 
     Transport& transport_;
+    WayChoice ways_;
     std::vector<Peer> peers_;
     std::vector<int> active_;  // peers that are not idle
 };

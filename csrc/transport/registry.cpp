@@ -12,7 +12,9 @@ namespace pycomm {
 std::unique_ptr<Transport> make_transport(const std::string& kind, Bootstrap& bootstrap,
                                           const Env& env, const Deadline& deadline) {
     if (kind == "inproc") return make_inproc_transport(bootstrap, env.buffer_bytes, deadline);
-    if (kind == "shm") return make_shm_transport(bootstrap, env.buffer_bytes, deadline);
+    if (kind == "shm") {
+        return make_shm_transport(bootstrap, env.buffer_bytes, env.cma, deadline);
+    }
     if (kind == "tcp") {
         TcpOptions options;
         options.ifname = env.interface;

@@ -105,6 +105,47 @@ struct MappedPlace {
     uint64_t offset;
 };
 
+// Where the array of one end of a message lies, for a copy from array to array.
+struct ArrayPlace {
+    enum class Kind : uint8_t {
+        hidden,   // peers cannot reach it
+        mapped,   // in memory that they have mapped: MappedPlace
+        address,  // at an address of its process, which the operating system lets them read and
+                  // write
+    };
+    uint64_t offset = 0;  // or address
+    uint32_t window = 0;
+    Kind kind = Kind::hidden;
+};
+
+// What the two ends of a message tell each other while it is copied from array to array; one for
+// each ordered pair of ranks. The receiver owns it, and gives pieces to the sender.
+struct alignas(64) HandoverLine {
+    enum Piece : uint32_t { none, given, taken, copied, refused };
+    static constexpr int pieces = 2;
+
+    std::atomic<uint64_t> answer;         // number of the message, and how it goes on
+    std::atomic<uint32_t> state[pieces];  // Piece
+    uint32_t index[pieces];               // which piece of the message
+    uint32_t target_window;
+    uint32_t target_kind;  // ArrayPlace::Kind
+    // Where it goes, in the words of process_vm_writev, which reads them here, when the copy
+    // begins: so the receiver can still take a piece back from a sender that was stopped just
+    // before.
+    struct Target {
+        uint64_t base;
+        uint64_t bytes;
+    } target[pieces];
+};
+static_assert(sizeof(HandoverLine) == 64);
+
+// Whether ranks may copy between arrays that are not mapped.
+struct OneCopy {
+    bool addresses = false;  // allowed by the operating system and the settings
+    bool always = false;     // even where it was measured to be slower
+    std::string refusal;     // why it is not allowed although it was wanted
+};
+
 // What travels in the same cache line as the envelope: a short input, or the places of buffers (a
 // staged input is at places.input.offset of the staging memory).
 union Parcel {
@@ -187,6 +228,8 @@ class Board {
     // when one of them takes it back, which it does when its operation fails. withdraw does that,
     // and waits until nobody is inside any more; not for a rank that is stopped or dead, though.
     virtual bool enter() = 0;
+    // The same when only the memory of `peer` is touched; others may have left.
+    virtual bool enter(int peer) = 0;
     virtual void leave() = 0;
     virtual void withdraw() = 0;
 
@@ -224,6 +267,24 @@ class Transport {
     virtual std::byte* peer_memory(int /*peer*/, const MappedPlace& /*place*/) const {
         return nullptr;
     }
+    // Messages in one copy. Null when there are none.
+    virtual HandoverLine* handover(int /*from*/, int /*to*/) { return nullptr; }
+    virtual OneCopy one_copy() const { return {}; }
+    virtual ArrayPlace place_of(const void* /*data*/, size_t /*bytes*/) const { return {}; }
+    // Copies `bytes` bytes from `offset` of what lies at `place` of `peer`. False when the
+    // operating system refused. The caller is inside (see Board). `streams` as in
+    // Channel::try_recv.
+    virtual bool read_array(int /*peer*/, const ArrayPlace& /*place*/, size_t /*offset*/,
+                            void* /*to*/, size_t /*bytes*/, bool /*streams*/) {
+        return false;
+    }
+    // Copies to where piece `slot` of `line` goes in `peer`'s array.
+    virtual bool write_piece(int /*peer*/, const HandoverLine& /*line*/, int /*slot*/,
+                             const void* /*from*/, size_t /*bytes*/, bool /*streams*/) {
+        return false;
+    }
+    // Wakes `peer` when it sleeps.
+    virtual void notify(int /*peer*/) {}
     // Sets up what `heap` gives. Collective over `bootstrap`. Throws TransportError on every rank
     // when it cannot be had.
     virtual void open_heap(Bootstrap& /*bootstrap*/, const Deadline& /*deadline*/) {}

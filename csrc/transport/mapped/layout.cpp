@@ -26,7 +26,8 @@ Layout::Layout(int size, int64_t buffer_bytes) : size_(size) {
     progress_ = doorbells_ + sizeof(Doorbell) * ranks;
     claims_ = progress_ + sizeof(ProgressLine) * ranks;
     board_ = claims_ + 2 * sizeof(ClaimLine);
-    stages_ = round_up(board_ + 2 * sizeof(BoardLine) * ranks, 4096);
+    handovers_ = board_ + 2 * sizeof(BoardLine) * ranks;
+    stages_ = round_up(handovers_ + sizeof(HandoverLine) * ranks * ranks, 4096);
     rings_ = round_up(stages_ + stage_bytes_ * ranks, 4096);
     const size_t rings = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * stream_count;
     total_bytes_ = round_up(rings_ + rings * (sizeof(RingControl) + ring_bytes_), 4096);

@@ -1,7 +1,7 @@
 // What lies where in the memory that the ranks of a node share.
 //
 //   fault record | one Doorbell per rank | one ProgressLine per rank | two ClaimLines |
-//   two board lines per rank | staging memory per rank | rings
+//   two board lines per rank | a HandoverLine per pair of ranks | staging memory per rank | rings
 //
 // For every ordered pair of ranks and every Stream there is one ring: a RingControl followed by
 // `ring_bytes` bytes of data. Everything is addressed by offset, since each process maps the region
@@ -89,6 +89,9 @@ class Layout {
     BoardLine* board_lines(std::byte* base) const {
         return reinterpret_cast<BoardLine*>(base + board_);
     }
+    HandoverLine& handover(std::byte* base, int from, int to) const {
+        return reinterpret_cast<HandoverLine*>(base + handovers_)[from * size_ + to];
+    }
     std::byte* stage(std::byte* base, int rank) const {
         return base + stages_ + static_cast<size_t>(rank) * stage_bytes_;
     }
@@ -105,6 +108,7 @@ class Layout {
     size_t progress_;
     size_t claims_;
     size_t board_;
+    size_t handovers_;
     size_t stages_;
     size_t rings_;
     size_t total_bytes_;

@@ -12,6 +12,7 @@ namespace {
 
 // A long copy is published piece by piece, so that the receiver starts before it is complete.
 constexpr size_t publish_bytes = 16384;
+constexpr size_t shortest_tail = 4096;
 
 uint64_t align_up(uint64_t position) {
     return (position + cache_line - 1) & ~(cache_line - 1);
@@ -49,8 +50,10 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
         }
         if (room == 0) break;
         const size_t place = out_head_ & (capacity_ - 1);
-        const size_t piece =
-            std::min({bytes - taken, static_cast<size_t>(room), capacity_ - place, publish_bytes});
+        const size_t left = bytes - taken;
+        const size_t wanted =
+            last ? std::clamp(left / 2, shortest_tail, publish_bytes) : publish_bytes;
+        const size_t piece = std::min({left, static_cast<size_t>(room), capacity_ - place, wanted});
         ring_copy_.copy(out_data_ + place, source + taken, piece);
         taken += piece;
         out_head_ += piece;
@@ -62,8 +65,11 @@ size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
 }
 
 std::span<const std::byte> MappedChannel::peek(size_t bytes) {
-    if (in_head_ - in_tail_ < bytes) in_head_ = in_->head.load(std::memory_order_seq_cst);
     const size_t place = in_tail_ & (capacity_ - 1);
+    if (in_head_ - in_tail_ < bytes) {
+        __builtin_prefetch(in_data_ + place);
+        in_head_ = in_->head.load(std::memory_order_seq_cst);
+    }
     const size_t ready = std::min(static_cast<size_t>(in_head_ - in_tail_), capacity_ - place);
     return {in_data_ + place, std::min(bytes, ready)};
 }
@@ -71,6 +77,8 @@ std::span<const std::byte> MappedChannel::peek(size_t bytes) {
 void MappedChannel::consume(size_t bytes, bool last) {
     in_tail_ += bytes;
     if (last) in_tail_ = align_up(in_tail_);
+    if (in_tail_ - told_tail_ < capacity_ / 8) return;
+    told_tail_ = in_tail_;
     in_->tail.store(in_tail_, std::memory_order_seq_cst);
     wake_peer();
 }

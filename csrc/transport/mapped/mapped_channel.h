@@ -5,6 +5,9 @@
 //   head = head + n   (release)  ----->   consume: tail = tail + n (release)
 //   sees tail: room again        <-----
 //
+// The receiver publishes its position for each eighth of the ring: a sender that finds no room is
+// far enough ahead for the receiver to come to the next one.
+//
 // A message starts at a multiple of 64, so elements never straddle the end of the ring and the
 // receiver can compute on them in place. Positions are stored with sequential consistency, and so
 // is the peer's `sleeping` flag: either the sleeper sees the new position or the writer sees the
@@ -40,6 +43,7 @@ class MappedChannel final : public Channel {
     uint64_t out_tail_ = 0;
     uint64_t in_head_ = 0;
     uint64_t in_tail_ = 0;
+    uint64_t told_tail_ = 0;  // what the peer knows of in_tail_
 };
 
 }  // namespace pycomm

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/futex.h"
+#include "transport/mapped/stream_copy.h"
 
 namespace pycomm {
 namespace {
@@ -16,6 +17,14 @@ constexpr int max_traced = 64;  // bits of Doorbell::waiting_for
 constexpr int64_t stale_nanoseconds = 500'000'000;
 // Seconds. A visit to a peer's memory takes some tens of microseconds when nobody stops it.
 constexpr double longest_inside = 2.0;
+
+void copy_array(std::byte* to, const std::byte* from, size_t bytes, bool streams) {
+    if (streams) {
+        stream_copy(to, from, bytes);
+    } else {
+        std::memcpy(to, from, bytes);
+    }
+}
 
 int64_t steady_nanoseconds() {
     return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -146,6 +155,14 @@ bool MappedTransport::enter() {
     return true;
 }
 
+bool MappedTransport::enter(int peer) {
+    layout_.progress_line(base_, rank_).inside.store(1, std::memory_order_seq_cst);
+    const auto& theirs = layout_.progress_line(base_, peer).withdrawn;
+    if (theirs.load(std::memory_order_seq_cst) == 0) return true;
+    leave();
+    return false;
+}
+
 void MappedTransport::leave() {
     layout_.progress_line(base_, rank_).inside.store(0, std::memory_order_seq_cst);
 }
@@ -160,6 +177,33 @@ void MappedTransport::withdraw() {
             sched_yield();
         }
     }
+}
+
+ArrayPlace MappedTransport::place_of(const void* data, size_t bytes) const {
+    const auto place = locate(data, bytes);
+    if (!place) return {};
+    return {place->offset, place->window, ArrayPlace::Kind::mapped};
+}
+
+bool MappedTransport::read_array(int peer, const ArrayPlace& place, size_t offset, void* to,
+                                 size_t bytes, bool streams) {
+    if (place.kind != ArrayPlace::Kind::mapped) return false;
+    const std::byte* from = peer_memory(peer, {place.window, place.offset}) + offset;
+    copy_array(static_cast<std::byte*>(to), from, bytes, streams);
+    return true;
+}
+
+bool MappedTransport::write_piece(int peer, const HandoverLine& line, int slot, const void* from,
+                                  size_t bytes, bool streams) {
+    if (line.target_kind != static_cast<uint32_t>(ArrayPlace::Kind::mapped)) return false;
+    std::byte* to = peer_memory(peer, {line.target_window, line.target[slot].base});
+    copy_array(to, static_cast<const std::byte*>(from), bytes, streams);
+    return true;
+}
+
+void MappedTransport::notify(int peer) {
+    store_load_fence();
+    wake_rank(peer, true);
 }
 
 void MappedTransport::post_waiting(const std::vector<int>& peers) {

@@ -21,6 +21,14 @@ class MappedTransport : public Transport, private Board {
     Channel& channel(int peer, Stream stream) override;
     Board* board() override { return this; }
 
+    HandoverLine* handover(int from, int to) override { return &layout_.handover(base_, from, to); }
+    ArrayPlace place_of(const void* data, size_t bytes) const override;
+    bool read_array(int peer, const ArrayPlace& place, size_t offset, void* to, size_t bytes,
+                    bool streams) override;
+    bool write_piece(int peer, const HandoverLine& line, int slot, const void* from, size_t bytes,
+                     bool streams) override;
+    void notify(int peer) override;
+
     void prepare_wait() override;
     void cancel_wait() override;
     void wait(std::chrono::nanoseconds at_most) override;
@@ -49,6 +57,7 @@ class MappedTransport : public Transport, private Board {
     bool finished(int peer, uint64_t sequence) const override;
     std::atomic<uint64_t>& claims(uint64_t sequence) override;
     bool enter() override;
+    bool enter(int peer) override;
     void leave() override;
     void withdraw() override;
     void wake_rank(int rank, bool only_if_sleeping);

@@ -1,7 +1,6 @@
 // The choice between ordinary and streaming stores.
 #include "transport/mapped/ring_copy.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "transport/mapped/stream_copy.h"
@@ -17,7 +16,6 @@ constexpr unsigned copies_between_samples = 8;
 constexpr unsigned samples_between_trials = 16;
 // The reader fetches streamed data from memory, which its side of the bill does not show here.
 constexpr double streaming_handicap = 2.5;
-constexpr double largest_rise = 1.25;
 
 void copy_by(bool streaming, std::byte* target, const std::byte* source, size_t bytes) {
     if (streaming) {
@@ -28,11 +26,6 @@ void copy_by(bool streaming, std::byte* target, const std::byte* source, size_t 
 }
 
 }  // namespace
-
-void RingCopy::Cost::add(double nanoseconds_per_kib) {
-    value_ =
-        value_ == 0 ? nanoseconds_per_kib : std::min(nanoseconds_per_kib, value_ * largest_rise);
-}
 
 bool RingCopy::choose_streaming() const {
     if (plain_.value() == 0 || streaming_.value() == 0) return plain_.value() != 0;

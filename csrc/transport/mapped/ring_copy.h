@@ -11,6 +11,8 @@
 #include <chrono>
 #include <cstddef>
 
+#include "base/cost.h"
+
 namespace pycomm {
 
 class RingCopy {
@@ -20,17 +22,6 @@ class RingCopy {
     void copy(std::byte* target, const std::byte* source, size_t bytes);
 
   private:
-    // Time per KiB of one way: falls with a faster sample, rises only slowly, since samples include
-    // the time when the thread was not running.
-    class Cost {
-      public:
-        void add(double nanoseconds_per_kib);
-        double value() const { return value_; }
-
-      private:
-        double value_ = 0;  // not measured yet
-    };
-
     bool choose_streaming() const;
 
     Cost plain_;

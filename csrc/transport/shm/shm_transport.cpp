@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/mapped/mapped_transport.h"
+#include "transport/shm/process_memory.h"
 #include "transport/shm/shared_heap.h"
 
 namespace pycomm {
@@ -29,6 +30,8 @@ class ProcessWatch {
     ~ProcessWatch() {
         if (pidfd_ >= 0) ::close(pidfd_);
     }
+
+    pid_t process() const { return pid_; }
 
     bool running() {
         if (gone_) return false;
@@ -80,9 +83,35 @@ class ShmTransport final : public MappedTransport {
     std::byte* peer_memory(int /*peer*/, const MappedPlace& place) const override {
         return heap_region_->data() + place.offset;
     }
+    OneCopy one_copy() const override { return one_copy_; }
+    void set_one_copy(OneCopy one_copy) { one_copy_ = std::move(one_copy); }
+    ArrayPlace place_of(const void* data, size_t bytes) const override {
+        const ArrayPlace place = MappedTransport::place_of(data, bytes);
+        if (place.kind != ArrayPlace::Kind::hidden || !one_copy_.addresses) return place;
+        return {reinterpret_cast<uintptr_t>(data), 0, ArrayPlace::Kind::address};
+    }
+    // The number of a process that has ended may belong to another one: whoever works with it makes
+    // sure that the peer is still there, a writer before and a reader after it.
+    bool read_array(int peer, const ArrayPlace& place, size_t offset, void* to, size_t bytes,
+                    bool streams) override {
+        if (place.kind != ArrayPlace::Kind::address) {
+            return MappedTransport::read_array(peer, place, offset, to, bytes, streams);
+        }
+        ProcessWatch& watch = watches_[static_cast<size_t>(peer)];
+        return read_process(watch.process(), place.offset + offset, to, bytes) && watch.running();
+    }
+    bool write_piece(int peer, const HandoverLine& line, int slot, const void* from, size_t bytes,
+                     bool streams) override {
+        if (line.target_kind != static_cast<uint32_t>(ArrayPlace::Kind::address)) {
+            return MappedTransport::write_piece(peer, line, slot, from, bytes, streams);
+        }
+        ProcessWatch& watch = watches_[static_cast<size_t>(peer)];
+        return watch.running() && write_process(watch.process(), line.target[slot], from, bytes);
+    }
 
   private:
     const pid_t owner_ = getpid();
+    OneCopy one_copy_;
     std::shared_ptr<Region> region_;
     std::shared_ptr<SharedRegion> heap_region_;
     std::shared_ptr<SharedHeap> heap_;
@@ -92,15 +121,19 @@ class ShmTransport final : public MappedTransport {
 }  // namespace
 
 std::unique_ptr<Transport> make_shm_transport(Bootstrap& bootstrap, int64_t buffer_bytes,
-                                              const Deadline& deadline) {
+                                              const std::string& cma, const Deadline& deadline) {
     std::vector<ProcessWatch> watches;
+    std::vector<pid_t> processes;
     for (const std::string& pid : bootstrap.all_gather(std::to_string(getpid()), deadline)) {
-        watches.emplace_back(static_cast<pid_t>(std::strtol(pid.c_str(), nullptr, 10)));
+        processes.push_back(static_cast<pid_t>(std::strtol(pid.c_str(), nullptr, 10)));
+        watches.emplace_back(processes.back());
     }
     const Layout layout(bootstrap.size(), buffer_bytes);
-    return std::make_unique<ShmTransport>(
+    auto transport = std::make_unique<ShmTransport>(
         bootstrap.rank(), layout, make_shared_region(bootstrap, layout.total_bytes(), deadline),
         std::move(watches));
+    transport->set_one_copy(try_one_copy(bootstrap, *transport, cma, processes, deadline));
+    return transport;
 }
 
 }  // namespace pycomm

@@ -12,7 +12,7 @@ namespace pycomm {
 contract::Kind contract::contract_kind() {
     contract::Kind kind;
     kind.make = [](Bootstrap& bootstrap) {
-        return make_shm_transport(bootstrap, 8 << 20, Deadline::after(30));
+        return make_shm_transport(bootstrap, 8 << 20, "auto", Deadline::after(30));
     };
     kind.max_in_flight = 8 << 20;
     return kind;
@@ -56,6 +56,8 @@ TEST_CASE("rings, board lines and doorbells do not overlap") {
         parts.emplace_back(reinterpret_cast<std::byte*>(&layout.progress_line(base, rank)),
                            sizeof(ProgressLine));
         for (int peer = 0; peer < 3; ++peer) {
+            parts.emplace_back(reinterpret_cast<std::byte*>(&layout.handover(base, rank, peer)),
+                               sizeof(HandoverLine));
             if (peer == rank) continue;
             for (const Stream stream : contract::both_streams) {
                 parts.emplace_back(

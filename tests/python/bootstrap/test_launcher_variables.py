@@ -104,6 +104,7 @@ MALFORMED = [
     ("PYCOMM_CHECK", "yes"),
     ("PYCOMM_LOG", "loud"),
     ("PYCOMM_SIMD", "mmx"),
+    ("PYCOMM_CMA", "on"),
 ]
 
 
