@@ -88,8 +88,13 @@ std::string mebibytes(uint64_t bytes) {
 }
 
 std::string wanted_and_free(uint64_t wanted, const FreeMemory& free) {
-    return "wanted " + mebibytes(wanted) + " of shared memory, free are " + mebibytes(free.bytes) +
-           " (" + free.source + ")";
+    return wanted_and_free(wanted, SharedOut{free, 1});
+}
+
+std::string wanted_and_free(uint64_t wanted, const SharedOut& shared) {
+    std::string text = "wanted " + mebibytes(wanted) + " of shared memory";
+    if (shared.ranks > 1) text += " on each of " + std::to_string(shared.ranks) + " ranks";
+    return text + ", free are " + mebibytes(shared.free.bytes) + " (" + shared.free.source + ")";
 }
 
 }  // namespace pycomm

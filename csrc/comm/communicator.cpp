@@ -21,16 +21,19 @@ namespace {
 constexpr int quick_spins = 400;
 constexpr int quick_yields = 20;
 
+// Whoever allocates less than this with the others need not know what they all take together.
+constexpr int64_t smallest_shared_out = 1 << 20;
+
 // Zeroed; null when there is none, and then `why` says so.
-std::shared_ptr<std::byte> ordinary_memory(size_t bytes, std::string& why) {
+std::shared_ptr<std::byte> ordinary_memory(size_t bytes, const SharedOut* shared,
+                                           std::string& why) {
     constexpr size_t page = 4096;
-    const FreeMemory free = free_memory();
+    const SharedOut free = shared != nullptr ? *shared : SharedOut{free_memory(), 1};
     void* memory = nullptr;
     // Memory that is promised but not there would end the process at its first use.
-    if (bytes < free.bytes) memory = std::aligned_alloc(page, (bytes / page + 1) * page);
+    if (free.allows(bytes)) memory = std::aligned_alloc(page, (bytes / page + 1) * page);
     if (memory == nullptr) {
-        why = concat("wanted ", mebibytes(bytes), " of memory, free are ", mebibytes(free.bytes),
-                     " (", free.source, ")");
+        why = wanted_and_free(bytes, free);
         return nullptr;
     }
     std::memset(memory, 0, bytes);
@@ -38,8 +41,8 @@ std::shared_ptr<std::byte> ordinary_memory(size_t bytes, std::string& why) {
 }
 
 std::shared_ptr<std::byte> from_heap(const std::shared_ptr<Heap>& heap, size_t bytes,
-                                     std::string& why) {
-    void* memory = heap->allocate(bytes, true, why);
+                                     const SharedOut* shared, std::string& why) {
+    void* memory = heap->allocate(bytes, true, shared, why);
     if (memory == nullptr) return nullptr;
     return {static_cast<std::byte*>(memory),
             [heap](std::byte* pointer) { heap->deallocate(pointer); }};
@@ -327,18 +330,35 @@ std::shared_ptr<Heap> Communicator::open_heap(Bootstrap& bootstrap) {
 std::shared_ptr<Heap> Communicator::heap(const Engine::InterruptHook& hook) {
     GroupBootstrap bootstrap = meet_for_memory(0, hook);
     const InterruptScope scope(watch(bootstrap.members(), hook));
-    return open_heap(bootstrap);
+    try {
+        return open_heap(bootstrap);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::transport) throw;
+        return nullptr;
+    }
 }
 
 std::shared_ptr<std::byte> Communicator::symmetric(int64_t bytes,
                                                    const Engine::InterruptHook& hook) {
     PYCOMM_CHECK(bytes >= 0, argument, "size is ", bytes, " bytes, expected 0 or more");
+    // What is free is looked at before the ranks meet, thus before any of them takes its part.
+    std::optional<SharedOut> before;
+    if (bytes >= smallest_shared_out) {
+        before = {free_memory(), static_cast<uint64_t>(topology_.local_size)};
+    }
+    const SharedOut* shared = before ? &*before : nullptr;
     GroupBootstrap bootstrap = meet_for_memory(bytes, hook);
     const InterruptScope scope(watch(bootstrap.members(), hook));
-    const auto heap = open_heap(bootstrap);
+    std::shared_ptr<Heap> heap;
+    try {
+        heap = open_heap(bootstrap);
+    } catch (const Error& error) {
+        if (error.code() != ErrorCode::transport) throw;
+        throw Error(ErrorCode::memory, concat("empty: ", bytes, " bytes: ", error.what()));
+    }
     std::string why;
-    auto memory = heap ? from_heap(heap, static_cast<size_t>(bytes), why)
-                       : ordinary_memory(static_cast<size_t>(bytes), why);
+    auto memory = heap ? from_heap(heap, static_cast<size_t>(bytes), shared, why)
+                       : ordinary_memory(static_cast<size_t>(bytes), shared, why);
     // Sizes are compared again for those who leave the check of calls out.
     const std::string size = std::to_string(bytes);
     const auto reports = bootstrap.all_gather(concat(size, ' ', why), deadline(std::nullopt));

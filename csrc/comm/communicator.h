@@ -70,7 +70,8 @@ class Communicator {
     std::shared_ptr<std::byte> symmetric(int64_t bytes, const Engine::InterruptHook& hook);
 
     // Where symmetric memory comes from, for more of it without the others; null when there is none
-    // of its own (TCP; threads, whose memory is all reachable). Collective and blocking.
+    // of its own (TCP; threads, whose memory is all reachable), or when it cannot be had, on all
+    // ranks then. Collective and blocking.
     std::shared_ptr<Heap> heap(const Engine::InterruptHook& hook);
 
     // The algorithm of `kind` for private arrays of `bytes` bytes in the whole.

@@ -19,6 +19,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/free_memory.h"
 #include "store/store.h"
 
 namespace pycomm {
@@ -28,11 +29,13 @@ class Heap {
   public:
     virtual ~Heap() = default;
     // 64-byte aligned; null when there is none left, and then `why` says how much was wanted and
-    // how much is free. Thread-safe.
-    virtual void* allocate(size_t bytes, bool zeroed, std::string& why) = 0;
+    // how much is free. `shared` is what there was before the ranks, which all allocate as much
+    // now, began; null when this one allocates by itself. Thread-safe.
+    virtual void* allocate(size_t bytes, bool zeroed, const SharedOut* shared,
+                           std::string& why) = 0;
     virtual void deallocate(void* memory) = 0;
     virtual bool owns(const void* memory) const = 0;
-    // At least what was asked for.
+    // At least what was asked for; 0 where that cannot be found out, in a forked process.
     virtual size_t size_of(void* memory) = 0;
 };
 

@@ -61,15 +61,16 @@ class MemfdRegion final : public SharedRegion {
     }
     ~MemfdRegion() override { munmap(data_, bytes_); }
 
-    void reserve(size_t offset, size_t bytes) override {
-        const FreeMemory free = free_memory();
+    void reserve(size_t offset, size_t bytes, const SharedOut* shared) override {
+        const SharedOut free = shared != nullptr ? *shared : SharedOut{free_memory(), 1};
         // Reserving more than a control group allows would end the process instead of failing, and
         // so would a place beyond the limit of file sizes.
-        PYCOMM_CHECK(bytes < free.bytes, memory, wanted_and_free(bytes, free));
+        PYCOMM_CHECK(free.allows(bytes), memory, wanted_and_free(bytes, free));
         rlimit file_size{};
         const bool limited =
             getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur < offset + bytes;
-        PYCOMM_CHECK(!limited, memory, wanted_and_free(bytes, {0, "RLIMIT_FSIZE"}));
+        PYCOMM_CHECK(!limited, memory,
+                     wanted_and_free(bytes, FreeMemory{0, "RLIMIT_FSIZE, less what is in use"}));
         const int number = allocate_pages(memfd_, offset, bytes);
         PYCOMM_CHECK(number == 0, memory, wanted_and_free(bytes, free), ": ", errno_text(number));
 #if defined(MADV_POPULATE_WRITE)
@@ -83,13 +84,18 @@ class MemfdRegion final : public SharedRegion {
                         static_cast<off_t>(offset), static_cast<off_t>(bytes));
     }
 
+    // In pieces: a signal may undo all of a call, and with a profiler's timer the next one comes
+    // before a long call is through.
     static int allocate_pages(const FileDescriptor& memfd, size_t offset, size_t bytes) {
-        int number = EINTR;
-        while (number == EINTR) {
-            number =
-                posix_fallocate(memfd.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+        constexpr size_t piece = 4 << 20;
+        for (size_t done = 0; done < bytes;) {
+            const size_t length = std::min(piece, bytes - done);
+            const int number = posix_fallocate(memfd.get(), static_cast<off_t>(offset + done),
+                                               static_cast<off_t>(length));
+            if (number != 0 && number != EINTR) return number;
+            if (number == 0) done += length;
         }
-        return number;
+        return 0;
     }
 
   private:

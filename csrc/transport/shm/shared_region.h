@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/deadline.h"
+#include "base/free_memory.h"
 #include "store/store.h"
 #include "transport/mapped/region.h"
 
@@ -12,9 +13,10 @@ namespace pycomm {
 
 class SharedRegion : public Region {
   public:
-    // Makes sure that the pages are there, or throws OutOfMemoryError that says how much was wanted
-    // and how much is free; and gives them back, zeroing them. For sparse regions.
-    virtual void reserve(size_t offset, size_t bytes) = 0;
+    // For sparse regions. Makes sure that the pages are there, or throws OutOfMemoryError that says
+    // how much was wanted and how much is free; `shared` as for Heap::allocate.
+    virtual void reserve(size_t offset, size_t bytes, const SharedOut* shared) = 0;
+    // Gives pages back; they are zero when they are reserved again.
     virtual void give_back(size_t offset, size_t bytes) = 0;
 };
 

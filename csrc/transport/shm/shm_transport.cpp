@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -68,20 +69,24 @@ class ShmTransport final : public MappedTransport {
     }
     void open_heap(Bootstrap& bootstrap, const Deadline& deadline) override {
         size_t part = 0;
-        heap_region_ = make_heap_region(bootstrap, part, deadline);
-        heap_ =
-            std::make_shared<SharedHeap>(heap_region_, part * static_cast<size_t>(rank()), part);
+        auto region = make_heap_region(bootstrap, part, deadline);
+        heap_ = std::make_shared<SharedHeap>(std::move(region), part * static_cast<size_t>(rank()),
+                                             part);
+        opened_.store(heap_.get(), std::memory_order_release);
+        bootstrap.all_gather("", deadline);  // from here on peers may locate
     }
     std::shared_ptr<Heap> heap() override { return heap_; }
     // Pages of the heap have the same offset in the mapping of every rank.
     std::optional<MappedPlace> locate(const void* data, size_t bytes) const override {
-        if (!heap_ || bytes == 0 || !heap_->owns(data)) return std::nullopt;
-        const auto offset =
-            static_cast<uint64_t>(static_cast<const std::byte*>(data) - heap_region_->data());
-        return MappedPlace{0, offset};
+        const SharedHeap* heap = opened_.load(std::memory_order_acquire);
+        const auto* first = static_cast<const std::byte*>(data);
+        if (heap == nullptr || bytes == 0 || !heap->owns(first) || !heap->owns(first + bytes - 1)) {
+            return std::nullopt;
+        }
+        return MappedPlace{0, static_cast<uint64_t>(first - heap->base())};
     }
     std::byte* peer_memory(int /*peer*/, const MappedPlace& place) const override {
-        return heap_region_->data() + place.offset;
+        return opened_.load(std::memory_order_acquire)->base() + place.offset;
     }
     OneCopy one_copy() const override { return one_copy_; }
     void set_one_copy(OneCopy one_copy) { one_copy_ = std::move(one_copy); }
@@ -113,8 +118,9 @@ class ShmTransport final : public MappedTransport {
     const pid_t owner_ = getpid();
     OneCopy one_copy_;
     std::shared_ptr<Region> region_;
-    std::shared_ptr<SharedRegion> heap_region_;
     std::shared_ptr<SharedHeap> heap_;
+    // The same, for a driver that looks while another thread opens it.
+    std::atomic<const SharedHeap*> opened_{nullptr};
     std::vector<ProcessWatch> watches_;
 };
 
