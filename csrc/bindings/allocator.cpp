@@ -43,7 +43,7 @@ void* obtain(void* context, size_t bytes, bool zeroed) {
     const auto& self = *static_cast<Context*>(context);
     if (bytes >= self.threshold) {
         std::string why;
-        void* memory = self.heap->allocate(bytes, zeroed, why);
+        void* memory = self.heap->allocate(bytes, zeroed, nullptr, why);
         if (memory != nullptr) return memory;
     }
     return zeroed ? std::calloc(1, bytes) : std::malloc(bytes);
@@ -73,10 +73,12 @@ void* handler_realloc(void* context, void* memory, size_t bytes) {
     if (memory == nullptr) return obtain(context, bytes, false);
     const bool from_heap = self.heap->owns(memory);
     if (!from_heap && bytes < self.threshold) return std::realloc(memory, bytes);
+    const size_t had = from_heap ? self.heap->size_of(memory) : 0;
+    if (from_heap && had == 0) return nullptr;
     void* fresh = obtain(context, bytes, false);
     if (fresh == nullptr) return nullptr;
     if (from_heap) {
-        std::memcpy(fresh, memory, std::min(bytes, self.heap->size_of(memory)));
+        std::memcpy(fresh, memory, std::min(bytes, had));
         self.heap->deallocate(memory);
     } else {
         // How long it is, is not known, but that it can be made as long as `bytes`.

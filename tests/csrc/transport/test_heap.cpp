@@ -76,7 +76,7 @@ TEST_CASE("heap: blocks do not overlap, keep what they hold, and come back zeroe
             }
             const size_t bytes = 1 + random() % (turn % 10 == 0 ? 1'000'000 : 20'000);
             const bool zeroed = random() % 2 == 0;
-            auto* memory = static_cast<std::byte*>(heap.allocate(bytes, zeroed, why));
+            auto* memory = static_cast<std::byte*>(heap.allocate(bytes, zeroed, nullptr, why));
             REQUIRE(memory != nullptr);
             REQUIRE(reinterpret_cast<uintptr_t>(memory) % 64 == 0);
             CHECK(heap.owns(memory));
@@ -95,22 +95,22 @@ TEST_CASE("heap: blocks do not overlap, keep what they hold, and come back zeroe
 TEST_CASE("heap: when it is full, that is said, and what is freed can be had again") {
     with_heap(size_t{1} << 20, [](SharedHeap& heap, SharedRegion& /*region*/, int /*rank*/) {
         std::string why;
-        void* most = heap.allocate(1'000'000, false, why);
+        void* most = heap.allocate(1'000'000, false, nullptr, why);
         REQUIRE(most != nullptr);
-        CHECK(heap.allocate(200'000, false, why) == nullptr);
+        CHECK(heap.allocate(200'000, false, nullptr, why) == nullptr);
         CHECK(why.find("wanted") != std::string::npos);
-        CHECK(heap.allocate(size_t{1} << 60, false, why) == nullptr);
+        CHECK(heap.allocate(size_t{1} << 60, false, nullptr, why) == nullptr);
         heap.deallocate(most);
         heap.deallocate(nullptr);
-        void* first = heap.allocate(500'000, true, why);
-        void* second = heap.allocate(500'000, true, why);
+        void* first = heap.allocate(500'000, true, nullptr, why);
+        void* second = heap.allocate(500'000, true, nullptr, why);
         REQUIRE(first != nullptr);
         REQUIRE(second != nullptr);
         int other = 0;
         CHECK_FALSE(heap.owns(&other));
         heap.deallocate(first);
         heap.deallocate(second);
-        CHECK(heap.allocate(1'000'000, false, why) != nullptr);  // joined again
+        CHECK(heap.allocate(1'000'000, false, nullptr, why) != nullptr);  // joined again
     });
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("heap: one rank sees what the other writes") {
     with_heap(size_t{1} << 20, [](SharedHeap& heap, SharedRegion& region, int rank) {
         std::string why;
         if (rank == 0) {
-            auto* memory = static_cast<std::byte*>(heap.allocate(5000, true, why));
+            auto* memory = static_cast<std::byte*>(heap.allocate(5000, true, nullptr, why));
             REQUIRE(memory != nullptr);
             memory[4999] = std::byte{42};
             place.store(static_cast<size_t>(memory - region.data()) + 1);
