@@ -13,13 +13,19 @@ namespace pycomm {
 namespace {
 
 constexpr size_t quantum_bytes = 65536;
-// Payloads of no more than this travel in one piece with their header.
-constexpr size_t short_bytes = 480;
+// So much of the payload is published together with the header. The receiver begins with it while
+// the sender copies the rest.
+constexpr size_t first_bytes = 2048;
 // Looking again costs less than a pause as long as the message is about to arrive.
 constexpr int eager_looks = 64;
 
 std::string elements_text(int64_t count, DataType type) {
     return concat(count, count == 1 ? " element of " : " elements of ", dtype_name(type));
+}
+
+void pause(int looks, const Patience& patience) {
+    if (looks < eager_looks) return;
+    patience.yields ? static_cast<void>(sched_yield()) : cpu_relax();
 }
 
 }  // namespace
@@ -148,14 +154,27 @@ bool PointToPoint::send_payload(int rank, PointToPointTask& task, bool& moved) {
     return true;
 }
 
-// Together with the payload when that is short: then the other side hears once. Returns whether the
-// whole header is on its way.
+// Together with the payload, or its beginning, where that can be: then the other side hears once.
+// Returns whether the whole header is on its way.
 bool PointToPoint::send_header(Channel& channel, const Header& header, const Buffer& buffer,
                                size_t& header_done, size_t& bytes_done) {
     const auto* from = reinterpret_cast<const std::byte*>(&header);
     const size_t bytes = header.bytes();
-    if (header_done > 0 || bytes == 0 || bytes > short_bytes) {
-        header_done += channel.try_send(from + header_done, sizeof(header) - header_done, false);
+    const bool alone = header.stands_alone();
+    if (header_done == 0 && header.place == ArrayPlace::Kind::hidden && bytes > 0) {
+        const size_t before = alone ? Channel::alignment : sizeof(header);
+        const size_t piece = std::min(bytes, first_bytes);
+        if (std::byte* place = channel.reserve(before + piece)) {
+            std::memcpy(place, from, sizeof(header));
+            std::memcpy(place + before, buffer.data, piece);
+            channel.publish(before + piece, piece == bytes);
+            header_done = sizeof(header);
+            bytes_done = piece;
+            return true;
+        }
+    }
+    if (header_done > 0 || alone) {
+        header_done += channel.try_send(from + header_done, sizeof(header) - header_done, alone);
         return header_done == sizeof(header);
     }
     std::byte message[sizeof(Header) + short_bytes];
@@ -199,18 +218,23 @@ std::shared_ptr<PointToPointTask> PointToPoint::recv_now(const Buffer& buffer, i
     for (int looks = 0; view.size() < sizeof(Header); ++looks) {
         view = channel.peek(sizeof(Header));
         if (looks == patience.looks) return make_task();
-        if (looks < eager_looks) continue;
-        patience.yields ? static_cast<void>(sched_yield()) : cpu_relax();
+        pause(looks, patience);
     }
     Header header;
     std::memcpy(&header, view.data(), sizeof(header));
     const bool fits = header.tag == tag && header.count == buffer.count &&
                       header.dtype == static_cast<uint8_t>(buffer.dtype);
     if (!fits || header.place != ArrayPlace::Kind::hidden) return make_task();
-    channel.consume(sizeof(header), false);
+    channel.consume(sizeof(header), header.stands_alone());
     const size_t bytes = header.bytes();
     size_t done = 0;
-    if (bytes > 0) done = channel.try_recv(buffer.data, bytes, true, bytes >= smallest_streamed);
+    for (int looks = 0; done < bytes && looks < patience.looks; ++looks) {
+        const size_t arrived = channel.try_recv(static_cast<std::byte*>(buffer.data) + done,
+                                                bytes - done, true, bytes >= smallest_streamed);
+        done += arrived;
+        if (arrived > 0) looks = 0;
+        pause(looks, patience);
+    }
     if (done == bytes) return nullptr;
     auto task = make_task();
     task->bytes_done_ = done;
@@ -251,7 +275,9 @@ bool PointToPoint::read_header(int rank, Peer& peer) {
     auto* into = reinterpret_cast<std::byte*>(&peer.header) + peer.header_done;
     Channel& channel = transport_.channel(rank, Stream::point_to_point);
     peer.header_done += channel.try_recv(into, sizeof(Header) - peer.header_done, false, false);
-    return peer.header_done == sizeof(Header);
+    if (peer.header_done < sizeof(Header)) return false;
+    if (peer.header.stands_alone()) channel.consume(0, true);
+    return true;
 }
 
 // Decides where the payload of the message goes whose header was read.

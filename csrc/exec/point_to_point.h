@@ -62,9 +62,8 @@ class MakeTask {
   public:
     template <typename Function>
     MakeTask(const Function& function)
-        : function_(&function), call_([](const void* target) {
-              return (*static_cast<const Function*>(target))();
-          }) {}
+        : function_(&function),
+          call_([](const void* target) { return (*static_cast<const Function*>(target))(); }) {}
     std::shared_ptr<PointToPointTask> operator()() const { return call_(function_); }
 
   private:
@@ -98,6 +97,10 @@ class PointToPoint {
     void revoke();
 
   private:
+    // Payloads of no more than this follow their header at once, longer ones at the next multiple
+    // of 64.
+    static constexpr size_t short_bytes = 480;
+
     struct Header {
         int64_t count;
         uint64_t offset;  // of an ArrayPlace, as window and place
@@ -109,6 +112,8 @@ class PointToPoint {
         size_t bytes() const {
             return static_cast<size_t>(count) * dtype_size(static_cast<DataType>(dtype));
         }
+        // A message of its own as far as the channel is concerned, which aligns messages.
+        bool stands_alone() const { return bytes() == 0 || bytes() > short_bytes; }
     };
     static_assert(sizeof(Header) == 32);
 

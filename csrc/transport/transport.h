@@ -53,6 +53,12 @@ class Channel {
     virtual ~Channel() = default;
     // Takes up to `bytes` bytes of `data`; returns how many it took, 0 when there is no room now.
     virtual size_t try_send(const void* data, size_t bytes, bool last) = 0;
+    // Where the next `bytes` bytes may be written instead, all of them, before `publish` sends
+    // them. Null when there is no such place now, or the transport has none at all; one that has
+    // aligns messages to `alignment`.
+    static constexpr size_t alignment = 64;
+    virtual std::byte* reserve(size_t /*bytes*/) { return nullptr; }
+    virtual void publish(size_t /*bytes*/, bool /*last*/) {}
     // The next received bytes, at most `bytes`, contiguous, aligned to 16 at the start of a message
     // and by a multiple of 16 after it as long as the caller consumes multiples of 16. Empty when
     // nothing has arrived. Valid until the next call on this channel's receiving side. The view

@@ -12,7 +12,7 @@ namespace {
 
 // A long copy is published piece by piece, so that the receiver starts before it is complete.
 constexpr size_t publish_bytes = 16384;
-constexpr size_t shortest_tail = 4096;
+constexpr size_t shortest_tail = 2048;
 
 uint64_t align_up(uint64_t position) {
     return (position + cache_line - 1) & ~(cache_line - 1);
@@ -33,35 +33,50 @@ MappedChannel::MappedChannel(const Layout& layout, std::byte* base, int rank, in
       capacity_(layout.ring_bytes()) {}
 
 void MappedChannel::wake_peer() {
-    if (peer_bell_->sleeping.load(std::memory_order_seq_cst) == 0) return;
+    store_load_fence();
+    if (peer_bell_->sleeping.load(std::memory_order_relaxed) == 0) return;
     peer_bell_->sequence.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(peer_bell_->sequence);
+}
+
+// The tail is rounded down so that the padding after a message always finds room.
+uint64_t MappedChannel::room() const {
+    return align_down(out_tail_) + capacity_ - out_head_;
+}
+
+void MappedChannel::see_tail() {
+    out_tail_ = out_->tail.load(std::memory_order_seq_cst);
 }
 
 size_t MappedChannel::try_send(const void* data, size_t bytes, bool last) {
     const std::byte* source = static_cast<const std::byte*>(data);
     size_t taken = 0;
     while (taken < bytes) {
-        // The tail is rounded down so that the padding after a message always finds room.
-        uint64_t room = align_down(out_tail_) + capacity_ - out_head_;
-        if (room < std::min(bytes - taken, publish_bytes)) {
-            out_tail_ = out_->tail.load(std::memory_order_seq_cst);
-            room = align_down(out_tail_) + capacity_ - out_head_;
-        }
-        if (room == 0) break;
+        if (room() < std::min(bytes - taken, publish_bytes)) see_tail();
+        if (room() == 0) break;
         const size_t place = out_head_ & (capacity_ - 1);
         const size_t left = bytes - taken;
         const size_t wanted =
             last ? std::clamp(left / 2, shortest_tail, publish_bytes) : publish_bytes;
-        const size_t piece = std::min({left, static_cast<size_t>(room), capacity_ - place, wanted});
+        const size_t piece = std::min({left, room(), capacity_ - place, wanted});
         ring_copy_.copy(out_data_ + place, source + taken, piece);
         taken += piece;
-        out_head_ += piece;
-        if (last && taken == bytes) out_head_ = align_up(out_head_);
-        out_->head.store(out_head_, std::memory_order_seq_cst);
-        wake_peer();
+        publish(piece, last && taken == bytes);
     }
     return taken;
+}
+
+std::byte* MappedChannel::reserve(size_t bytes) {
+    if (room() < bytes) see_tail();
+    const size_t place = out_head_ & (capacity_ - 1);
+    return room() < bytes || capacity_ - place < bytes ? nullptr : out_data_ + place;
+}
+
+void MappedChannel::publish(size_t bytes, bool last) {
+    out_head_ += bytes;
+    if (last) out_head_ = align_up(out_head_);
+    out_->head.store(out_head_, std::memory_order_release);
+    wake_peer();
 }
 
 std::span<const std::byte> MappedChannel::peek(size_t bytes) {
@@ -79,7 +94,7 @@ void MappedChannel::consume(size_t bytes, bool last) {
     if (last) in_tail_ = align_up(in_tail_);
     if (in_tail_ - told_tail_ < capacity_ / 8) return;
     told_tail_ = in_tail_;
-    in_->tail.store(in_tail_, std::memory_order_seq_cst);
+    in_->tail.store(in_tail_, std::memory_order_release);
     wake_peer();
 }
 

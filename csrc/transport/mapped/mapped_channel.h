@@ -9,9 +9,9 @@
 // far enough ahead for the receiver to come to the next one.
 //
 // A message starts at a multiple of 64, so elements never straddle the end of the ring and the
-// receiver can compute on them in place. Positions are stored with sequential consistency, and so
-// is the peer's `sleeping` flag: either the sleeper sees the new position or the writer sees the
-// sleeper.
+// receiver can compute on them in place. A fence stands between the store of a position and the
+// look at the peer's `sleeping` flag: either the sleeper, who looks once more after it set the
+// flag, sees the new position or the writer sees the sleeper.
 #pragma once
 
 #include "transport/mapped/layout.h"
@@ -24,11 +24,15 @@ class MappedChannel final : public Channel {
     MappedChannel(const Layout& layout, std::byte* base, int rank, int peer, Stream stream);
 
     size_t try_send(const void* data, size_t bytes, bool last) override;
+    std::byte* reserve(size_t bytes) override;
+    void publish(size_t bytes, bool last) override;
     std::span<const std::byte> peek(size_t bytes) override;
     void consume(size_t bytes, bool last) override;
     size_t try_recv(void* data, size_t bytes, bool last, bool streams) override;
 
   private:
+    uint64_t room() const;
+    void see_tail();
     void wake_peer();
 
     RingControl* out_;

@@ -138,8 +138,8 @@ void* SharedHeap::allocate(size_t bytes, bool zeroed, const SharedOut* shared, s
             if (kept == 0) return nullptr;
             shrink_cache(kept);
             std::optional<SharedOut> now;
-            if (shared != nullptr) now = {{shared->free.bytes + kept * page, shared->free.source},
-                                          shared->ranks};
+            if (shared != nullptr)
+                now = {{shared->free.bytes + kept * page, shared->free.source}, shared->ranks};
             if (!reserve(pages, now ? &*now : nullptr, begin, why)) return nullptr;
         }
         used_.emplace(begin, pages);

@@ -18,6 +18,7 @@ from ranks import run_ranks
 from side_by_side import side_by_side
 
 # Elements of float32: in the board line, staged, and of the size that has a way of its own.
+PIECE_BYTES = 128 << 10
 ROUTES = {"line": 6, "staged": 2046, "symmetric": 600_000, "private": 600_000}
 Call = Callable[[Any, Any, Any], Any]
 CALLS: dict[str, Call] = {
@@ -88,9 +89,9 @@ def check_killed(case: tuple[str, str]) -> None:
     assert seconds < 5, (case, seconds)
 
 
-def stopped(comm: Any, name: str, route: str) -> tuple[Report, bool]:
-    """Rank 1 is stopped for longer than the others wait. What they do with their arrays after the
-    error stays theirs, also when rank 1 goes on."""
+def stopped(comm: Any, name: str, route: str) -> tuple[Report, int]:
+    """Rank 1 is stopped for longer than the others wait, and goes on. Returns how many elements
+    are not as their owner left them after the error."""
     x, y = arrays(comm, route)
     comm.barrier()
     if comm.rank == 1:
@@ -99,10 +100,10 @@ def stopped(comm: Any, name: str, route: str) -> tuple[Report, bool]:
     report = for_ever(comm, name, x, y, 1.0)
     if comm.rank == 1:
         time.sleep(0.5)
-        return report, True
+        return report, 0
     x[:], y[:] = -7, -8
     time.sleep(3.5)
-    return report, bool((x == -7).all() and (y == -8).all())
+    return report, int((x != -7).sum() + (y != -8).sum())
 
 
 STOPPED = [(name, route) for name, route in CASES if route in ("staged", "symmetric")]
@@ -116,10 +117,12 @@ def check_stopped(case: tuple[str, str]) -> None:
     env = {"PYCOMM_TRANSPORT": "shm"}
     outcomes = run_ranks(3, stopped, *case, launcher="env", env=env)
     for outcome in outcomes:
-        report, intact = outcome.get()
+        report, written = outcome.get()
         assert report.error == "CommTimeoutError", (case, report)
         assert report.attributes["missing"] == [1], (case, report.text)
-        assert intact, (case, "an array was written after the error")
+        # A rank that was stopped in the middle of a piece for a mapped array ends that piece.
+        most = PIECE_BYTES // 4 if case[1] == "symmetric" else 0
+        assert written <= most, (case, written, "elements were written after the error")
 
 
 def paused(comm: Any, name: str, route: str) -> None:
