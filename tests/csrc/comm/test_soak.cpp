@@ -276,9 +276,9 @@ int64_t from_environment(const char* name, int64_t otherwise) {
     return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
 }
 
-// `usually` so many operations; fewer with a sanitizer.
+// `usually` so many operations; fewer with ThreadSanitizer.
 void soak(const Env& env, int64_t usually) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_THREAD__)
     usually /= 8;
 #endif
     Plan plan;
