@@ -193,24 +193,28 @@ TEST_CASE("abort while operations run") {
 TEST_CASE("deadlines, also of operations that are queued") {
     const auto errors = run_ranks(3, quick_env(), [](Communicator& comm) {
         if (comm.rank() == 1) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(900));
+            std::this_thread::sleep_for(std::chrono::milliseconds(2500));
             expect(code_of([&] { barrier(comm); }) == ErrorCode::timeout, "the late rank");
             return;
         }
         std::vector<int64_t> first(10);
         std::vector<int64_t> second(10);
         const auto stuck = all_reduce_task(comm, first, 20.0);
-        const auto queued = all_reduce_task(comm, second, 0.3);
+        const auto queued = all_reduce_task(comm, second, 1.0);
         const auto start = std::chrono::steady_clock::now();
         comm.submit(stuck);
         comm.submit(queued);
-        expect(!comm.wait(*queued, 0.1, nullptr), "finished too early");
-        expect(comm.waiting_on(*queued) == std::vector<int>{1}, "what holds up a queued operation");
+        // The third rank may come a little later.
+        const std::vector<int> late{1};
+        for (int look = 0; look < 8 && comm.waiting_on(*queued) != late; ++look) {
+            expect(!comm.wait(*queued, 0.1, nullptr), "finished too early");
+        }
+        expect(comm.waiting_on(*queued) == late, "what holds up a queued operation");
         const auto code = code_of([&] { finish(comm, *queued); });
         const auto seconds =
             std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         expect(code == ErrorCode::timeout, "the queued operation's error");
-        expect(seconds > 0.25 && seconds < 0.8, "timed out after ", seconds, " s");
+        expect(seconds > 0.95 && seconds < 2.0, "timed out after ", seconds, " s");
         expect(code_of([&] { finish(comm, *stuck); }) == ErrorCode::timeout,
                "the first one's error");
     });
