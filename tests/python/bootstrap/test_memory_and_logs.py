@@ -4,6 +4,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ranks import run_script
@@ -79,6 +82,59 @@ assert not part.any()
 comm.barrier()
 """
     job = run_script(2, text, launcher="env")
+    assert job.exit_codes == [0, 0] and job.stderr == ["", ""], job
+
+
+@pytest.fixture
+def memory_group() -> Iterator[tuple[Path, Path]]:
+    """A control group of its own for memory, and the file with its limit."""
+    for mount, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", mount, f"pycomm_test_{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        known = (group / limit).exists()
+        if known:
+            yield group, group / limit
+        end = time.monotonic() + 10
+        while group.exists() and time.monotonic() < end:  # until its last process has left
+            try:
+                group.rmdir()
+            except OSError:
+                time.sleep(0.1)
+        assert not group.exists(), f"{group} cannot be removed"
+        if known:
+            return
+    pytest.skip("control groups cannot be made here")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_memory_that_is_there_for_one_rank_only(
+    transport: str, memory_group: tuple[Path, Path]
+) -> None:
+    """Two ranks in one control group want what it could give to one of them: both are told."""
+    group, limit = memory_group
+    limit.write_text(str(600 << 20))
+    text = f"""
+import os
+open("{group}/cgroup.procs", "w").write(str(os.getpid()))
+import numpy as np, pycomm
+comm = pycomm.init(timeout=20)
+comm.barrier()
+for _ in range(3):
+    try:
+        comm.empty(300 << 20, np.uint8)
+    except pycomm.OutOfMemoryError as error:
+        assert "on each of 2 ranks" in str(error) and "control group" in str(error), error
+    else:
+        raise SystemExit("no error")
+x = comm.empty(20 << 18, np.float32)
+x[:] = comm.rank + 1
+comm.all_reduce(x, out=x)
+assert (x == 3).all()
+"""
+    job = run_script(2, text, launcher="env", env={"PYCOMM_TRANSPORT": transport})
     assert job.exit_codes == [0, 0] and job.stderr == ["", ""], job
 
 
