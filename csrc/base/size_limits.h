@@ -19,12 +19,16 @@ struct SizeLimits {
     // Bytes of a reduction in place with more ranks than cores: up to this each rank has its slice;
     // above ranks take pieces as they are free.
     int64_t claimed = (1 << 20) - 1;
+    // Bytes of the private input of an all-gather or all-to-all: up to this it goes through rings;
+    // above the operating system lets the others read it where it lies, if it does.
+    int64_t piped = (256 << 10) - 1;
 
     // The limit of that name; null when there is none.
     int64_t* find(std::string_view name) {
         if (name == "copied") return &copied;
         if (name == "staged") return &staged;
         if (name == "claimed") return &claimed;
+        if (name == "piped") return &piped;
         return nullptr;
     }
 };

@@ -63,7 +63,7 @@ QuickResult run_quick(CollectiveContext& context, const CollectiveRequest& reque
     const DirectCall call = direct_call(context, request, sequence);
     posted.envelope = make_envelope(request, sequence, Algorithm::direct);
     make_offer(transport, call, posted.envelope, posted.parcel);
-    if (posted.envelope.input_at == Where::hidden || posted.envelope.input_at == Where::mapped) {
+    if (posted.envelope.input_at >= Where::mapped) {  // large
         return QuickResult::unsuited;
     }
     context.sequence = sequence;

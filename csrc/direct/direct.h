@@ -6,7 +6,8 @@
 //
 //   one shot     every input is in a line or staged. Each rank computes its whole result. Nobody
 //                waits again: lines and staging memory are used in turn (transport.h, Board).
-//   shared       some input is a caller's array in mapped memory. Results are computed or copied
+//   shared       some input is a caller's array in mapped memory, or, where data only moves, in
+//                memory that the operating system copies from. Results are computed or copied
 //                straight from array to array; then the ranks wait until all are done, since the
 //                arrays go back to their owners. Reductions to one or all ranks are split by
 //                slices, each computed once and written to every rank that wants it. With more
@@ -84,6 +85,7 @@ struct DirectCopy {
     std::byte* to;
     const std::byte* from;
     size_t bytes;
+    int process = -1;  // the rank in whose process `from` is an address; -1: in this one
 };
 
 // Memory that calls use one after the other, so that small ones allocate nothing.
@@ -127,8 +129,9 @@ class DirectRunner final : public DirectWork {
     void split_reduction();
     void plan_copies();
     void copy_from(int peer, size_t from_element, size_t to_element, int64_t count);
-    void work_copies();
-    void work_reduction();
+    bool work_copies();
+    bool copy(const DirectCopy& copy, size_t bytes);
+    bool work_reduction();
     void reduce_piece(int64_t begin, int64_t end);
     void enter_closing();
     bool close();

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/error.h"
 #include "direct/chunked_reduction.h"
 #include "direct/direct.h"
 #include "reduce/reduce.h"
@@ -13,6 +14,8 @@ namespace {
 
 // Bytes of a result that a rank computes before it looks at anything else.
 constexpr size_t piece_bytes = 128 << 10;
+// The same of what the operating system copies: each call costs something.
+constexpr size_t called_bytes = 512 << 10;
 // Small, so that reading and writing alternate as finely as in a loop that does both.
 constexpr size_t scratch_bytes = 1 << 10;
 
@@ -71,6 +74,9 @@ const std::byte* DirectRunner::source(int peer) {
             return board_.staged(peer, parcel.places.input.offset);
         case Where::mapped:
             return transport_.peer_memory(peer, parcel.places.input);
+        case Where::address:
+            return reinterpret_cast<const std::byte*>(
+                static_cast<uintptr_t>(parcel.places.input.offset));
         default:
             return nullptr;
     }
@@ -126,8 +132,11 @@ void DirectRunner::split_reduction() {
 void DirectRunner::copy_from(int peer, size_t from_element, size_t to_element, int64_t count) {
     const std::byte* from = source(peer) + from_element * element_;
     std::byte* to = static_cast<std::byte*>(call_.output.data) + to_element * element_;
-    if (count > 0 && from != to) {
-        copies_.push_back({to, from, static_cast<size_t>(count) * element_});
+    const bool foreign =
+        peer != rank_ && board_.call(peer, call_.sequence).input_at == Where::address;
+    if (count > 0 && (foreign || from != to)) {
+        copies_.push_back(
+            {to, from, static_cast<size_t>(count) * element_, foreign ? peer : -1});
     }
 }
 
@@ -172,45 +181,66 @@ bool DirectRunner::progress() {
     bool moved = false;
     if (stage_ == Stage::working) {
         if (shared_ && !board_.enter()) return false;
-        reduces_ ? work_reduction() : work_copies();
+        moved = reduces_ ? work_reduction() : work_copies();
         if (shared_) board_.leave();
-        moved = true;
     }
     if (stage_ == Stage::closing) moved |= close();
     return moved;
 }
 
-void DirectRunner::work_copies() {
-    size_t left = piece_bytes;
-    while (next_copy_ < copies_.size() && left > 0) {
-        DirectCopy& copy = copies_[next_copy_];
-        const size_t bytes = std::min(copy.bytes, left);
-        if (streams_) {
-            stream_part(copy.to, copy.from, bytes);
-        } else {
-            std::memcpy(copy.to, copy.from, bytes);
-        }
-        copy.to += bytes;
-        copy.from += bytes;
-        copy.bytes -= bytes;
-        left -= bytes;
-        if (copy.bytes == 0) ++next_copy_;
+// Returns whether it could.
+bool DirectRunner::copy(const DirectCopy& copy, size_t bytes) {
+    if (copy.process != -1) {
+        const ArrayPlace place{reinterpret_cast<uintptr_t>(copy.from), 0,
+                               ArrayPlace::Kind::address};
+        return transport_.read_array(copy.process, place, 0, copy.to, bytes, streams_);
     }
-    if (next_copy_ == copies_.size()) enter_closing();
+    if (streams_) {
+        stream_part(copy.to, copy.from, bytes);
+    } else {
+        std::memcpy(copy.to, copy.from, bytes);
+    }
+    return true;
 }
 
-void DirectRunner::work_reduction() {
+bool DirectRunner::work_copies() {
+    size_t left = piece_bytes;
+    while (next_copy_ < copies_.size() && left > 0) {
+        DirectCopy& next = copies_[next_copy_];
+        const size_t bytes = std::min(next.bytes, next.process != -1 ? called_bytes : left);
+        if (!copy(next, bytes)) {
+            // Of a process that is gone the engine hears by itself.
+            PYCOMM_CHECK(!transport_.alive(next.process), transport,
+                         "the operating system does not let this rank read the input of rank ",
+                         next.process, "; PYCOMM_CMA=off sends it through shared memory");
+            return false;
+        }
+        next.to += bytes;
+        next.from += bytes;
+        next.bytes -= bytes;
+        left -= std::min(left, bytes);
+        if (next.bytes == 0) ++next_copy_;
+    }
+    if (next_copy_ == copies_.size()) enter_closing();
+    return true;
+}
+
+bool DirectRunner::work_reduction() {
     if (claims_) {
         const auto number = static_cast<int64_t>(
             board_.claims(call_.sequence).fetch_add(1, std::memory_order_relaxed));
-        if (number >= (call_.input.count + piece_ - 1) / piece_) return enter_closing();
-        reduce_piece(number * piece_, std::min(call_.input.count, (number + 1) * piece_));
-        return;
+        if (number >= (call_.input.count + piece_ - 1) / piece_) {
+            enter_closing();
+        } else {
+            reduce_piece(number * piece_, std::min(call_.input.count, (number + 1) * piece_));
+        }
+        return true;
     }
     const int64_t end = std::min(end_, begin_ + piece_);
     reduce_piece(begin_, end);
     begin_ = end;
     if (begin_ == end_) enter_closing();
+    return true;
 }
 
 void DirectRunner::reduce_piece(int64_t begin, int64_t end) {

@@ -14,6 +14,12 @@ bool reduces_for_all(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce;
 }
 
+// Whether each rank moves as much as any other. Where one gives or takes all, its own core has to
+// help, which it does by a schedule over the rings.
+bool moves_evenly(OpKind kind) {
+    return kind == OpKind::all_gather || kind == OpKind::all_to_all;
+}
+
 // Whether other ranks need the input of `rank`.
 bool gives(const DirectCall& call, int rank) {
     switch (call.kind) {
@@ -102,6 +108,11 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     } else if (fits) {
         envelope.input_at = Where::staged;
         parcel.places.input.offset = board.stage(call.input.data, bytes, own_part(call, rank));
+    } else if (call.stages && moves_evenly(call.kind) &&
+               bytes > static_cast<size_t>(call.limits.piped) &&
+               transport.place_of(call.input.data, bytes).kind == ArrayPlace::Kind::address) {
+        envelope.input_at = Where::address;
+        parcel.places.input.offset = reinterpret_cast<uintptr_t>(call.input.data);
     } else {
         envelope.input_at = Where::hidden;
     }
@@ -124,7 +135,8 @@ Route choose_route(Transport& transport, const DirectCall& call) {
     for (int rank = 0; rank < transport.size(); ++rank) {
         const Call& theirs = board.call(rank, call.sequence);
         hidden = hidden || theirs.input_at == Where::hidden;
-        const bool lies_mapped = theirs.input_at == Where::mapped;
+        const bool lies_mapped =
+            theirs.input_at == Where::mapped || theirs.input_at == Where::address;
         mapped = mapped || lies_mapped;
         overwrites = overwrites || (lies_mapped && theirs.in_place != 0);
         if (takes(call, rank)) outputs_mapped &= theirs.output_at == Where::mapped;

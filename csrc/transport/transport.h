@@ -82,6 +82,8 @@ enum class Where : uint8_t {
     line,     // in the parcel of its board line
     staged,   // in its staging memory of the board, at the offset in the parcel
     mapped,   // in memory that all ranks have mapped, at the place in the parcel
+    address,  // in memory of its own that the others may read through the operating system, at the
+              // address in the parcel
     hidden,   // in memory of its own
 };
 

@@ -83,6 +83,7 @@ LIMITS = (
     Limit("copied", ("all_reduce", "reduce_scatter"), True),
     Limit("staged", ("all_reduce",), False),
     Limit("claimed", ("all_reduce",), True),
+    Limit("piped", ("all_gather", "all_to_all"), False),
 )
 
 

@@ -47,7 +47,7 @@ def test_beats() -> None:
     assert beats([1.0, 1.0, 1.0, 5.0], [2.0] * 4)
 
 
-LIMIT_NAMES = ("copied", "staged", "claimed")
+LIMIT_NAMES = ("copied", "staged", "claimed", "piped")
 
 SCRIPT = """
 import numpy as np, pycomm

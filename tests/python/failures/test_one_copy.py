@@ -1,4 +1,4 @@
-# Large messages from array to array when a rank is killed, stopped, interrupted or late in the
+# Large messages and collectives from array to array when a rank is killed, stopped, interrupted or late in the
 # middle of them, when a third rank leaves, and when the system refuses to copy between processes.
 from __future__ import annotations
 
@@ -284,3 +284,51 @@ def test_who_copies(call_name: str, cma: str) -> None:
     outcomes = run_ranks(2, refused_later, 1, (call_name,), KILL, launcher="env", env=env)
     assert outcomes[1].exit_code == (-signal.SIGSYS if cma == "always" else 0)
     assert outcomes[0].error == ("PeerLostError" if cma == "always" else ""), outcomes[0]
+
+
+# ---- collectives -----------------------------------------------------------------------------
+
+
+def gather_and_exchange(comm: Any) -> None:
+    x = pattern(comm.rank)
+    gathered = comm.all_gather(x)
+    for rank in range(comm.size):
+        assert (gathered[rank * COUNT : (rank + 1) * COUNT] == pattern(rank)).all()
+    in_place = np.full(comm.size * COUNT, -1, np.float32)
+    in_place[comm.rank * COUNT : (comm.rank + 1) * COUNT] = x
+    comm.all_gather(in_place[comm.rank * COUNT : (comm.rank + 1) * COUNT], out=in_place)
+    assert (in_place == gathered).all()
+    parts = np.concatenate([pattern(10 * comm.rank + rank) for rank in range(comm.size)])
+    for x in (parts, parts[::-1][::-1]):
+        received = comm.all_to_all(x)
+        for rank in range(comm.size):
+            expected = pattern(10 * rank + comm.rank)
+            assert (received[rank * COUNT : (rank + 1) * COUNT] == expected).all()
+
+
+def collectives_refused(comm: Any, answer: int) -> Report:
+    """The system refuses to read for rank 1 only after it allowed it at the start."""
+    gather_and_exchange(comm)
+    comm.barrier()
+    if comm.rank == 1:
+        refuse((CALLS[os.uname().machine]["readv"],), answer)
+    return call(gather_and_exchange, comm)
+
+
+@pytest.mark.parametrize("cma", ["auto", "off"])
+def test_collectives_right_with_and_without(cma: str) -> None:
+    env = {**ENV, "PYCOMM_CMA": cma}
+    for outcome in run_ranks(3, gather_and_exchange, launcher="env", env=env):
+        outcome.get()
+
+
+@pytest.mark.skipif(os.uname().machine not in CALLS, reason="numbers of the calls are not known")
+def test_collectives_refused_in_the_middle() -> None:
+    """An error on all ranks that says what to do; with PYCOMM_CMA=off nobody makes the calls."""
+    for outcome in run_ranks(2, collectives_refused, EPERM, launcher="env", env=ENV):
+        report = outcome.get()
+        assert "PYCOMM_CMA=off" in report.text, report
+        assert report.error == "TransportError", report
+    env = {**ENV, "PYCOMM_CMA": "off"}
+    for outcome in run_ranks(2, collectives_refused, KILL, launcher="env", env=env):
+        assert outcome.get().error == ""
