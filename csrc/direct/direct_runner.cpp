@@ -135,8 +135,7 @@ void DirectRunner::copy_from(int peer, size_t from_element, size_t to_element, i
     const bool foreign =
         peer != rank_ && board_.call(peer, call_.sequence).input_at == Where::address;
     if (count > 0 && (foreign || from != to)) {
-        copies_.push_back(
-            {to, from, static_cast<size_t>(count) * element_, foreign ? peer : -1});
+        copies_.push_back({to, from, static_cast<size_t>(count) * element_, foreign ? peer : -1});
     }
 }
 

@@ -1,5 +1,5 @@
-# Large messages and collectives from array to array when a rank is killed, stopped, interrupted or late in the
-# middle of them, when a third rank leaves, and when the system refuses to copy between processes.
+# Large messages and collectives from array to array when a rank is killed, stopped, interrupted or
+# late in the middle of them, when a third rank leaves, and when the system refuses to copy.
 from __future__ import annotations
 
 import ctypes
