@@ -35,16 +35,19 @@ bool all_arrive(const CollectiveContext& context, Board& board, uint64_t sequenc
     return true;
 }
 
-// An all_reduce of so little that all inputs are in lines needs no preparation.
+// An all_reduce of so little that all inputs are in or beside the lines needs no preparation.
 bool reduce_lines(const DirectCall& call, const Board& board, int size, const Posted& posted) {
     constexpr int most_ranks = 16;
-    if (call.kind != OpKind::all_reduce || posted.envelope.input_at != Where::line ||
+    const Where where = posted.envelope.input_at;
+    if (call.kind != OpKind::all_reduce || (where != Where::line && where != Where::beside) ||
         size > most_ranks) {
         return false;
     }
     const void* sources[most_ranks];
     for (int rank = 0; rank < size; ++rank) {
-        sources[rank] = board.parcel(rank, call.sequence).bytes;
+        if (board.call(rank, call.sequence).input_at != where) return false;
+        sources[rank] = where == Where::line ? board.parcel(rank, call.sequence).bytes
+                                             : board.beside(rank, call.sequence);
     }
     reduce(call.output.data, sources, size, static_cast<size_t>(call.input.count), call.input.dtype,
            call.op, size);

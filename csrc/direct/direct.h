@@ -4,7 +4,8 @@
 // one copied to its staging memory, a large one in memory that all have mapped. When all ranks
 // have arrived, all inputs are there, so there is nothing more to send:
 //
-//   one shot     every input is in a line or staged. Each rank computes its whole result. Nobody
+//   one shot     every input is in or beside a line or staged. Each rank computes its result.
+//   Nobody
 //                waits again: lines and staging memory are used in turn (transport.h, Board).
 //   shared       some input is a caller's array in mapped memory, or, where data only moves, in
 //                memory that the operating system copies from. Results are computed or copied

@@ -70,6 +70,8 @@ const std::byte* DirectRunner::source(int peer) {
     switch (board_.call(peer, call_.sequence).input_at) {
         case Where::line:
             return parcel.bytes;
+        case Where::beside:
+            return board_.beside(peer, call_.sequence);
         case Where::staged:
             return board_.staged(peer, parcel.places.input.offset);
         case Where::mapped:

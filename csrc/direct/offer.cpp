@@ -10,14 +10,16 @@
 namespace pycomm {
 namespace {
 
+constexpr size_t longest_one_way = 64 << 10;
+
 bool reduces_for_all(OpKind kind) {
     return kind == OpKind::all_reduce || kind == OpKind::reduce;
 }
 
-// Whether each rank moves as much as any other. Where one gives or takes all, its own core has to
-// help, which it does by a schedule over the rings.
-bool moves_evenly(OpKind kind) {
-    return kind == OpKind::all_gather || kind == OpKind::all_to_all;
+// Whether each rank moves data to and from every other.
+bool exchanges(OpKind kind) {
+    return kind == OpKind::all_gather || kind == OpKind::all_to_all ||
+           kind == OpKind::reduce_scatter;
 }
 
 // Whether other ranks need the input of `rank`.
@@ -39,9 +41,12 @@ bool takes(const DirectCall& call, int rank) {
 }
 
 // Every rank reads all staged inputs of a reduction; with more than two ranks the ways in which
-// each element is read by one rank only pay early.
+// each element is read by one rank only pay early. And where data goes from one rank to one other,
+// staging it is copying it twice in a row, while through a ring both work at once.
 size_t stage_limit(const DirectCall& call, const Board& board, int size) {
     const size_t all = board.largest_staged();
+    const bool one_way = !reduces_for_all(call.kind) && !exchanges(call.kind);
+    if (one_way && size == 2) return std::min(all, longest_one_way);
     if (!reduces_for_all(call.kind)) return all;
     if (call.limits.staged != SizeLimits::automatic) {
         return std::min(all, static_cast<size_t>(call.limits.staged));
@@ -97,6 +102,11 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
         std::memcpy(parcel.bytes, call.input.data, bytes);
         return;
     }
+    // The system copies where each rank has to copy anyway. Where one gives or takes all, its own
+    // core helps by a schedule over the rings.
+    const bool copied_by_system = call.stages && exchanges(call.kind) &&
+                                  call.op == ReduceOp::none &&
+                                  bytes > static_cast<size_t>(call.limits.piped);
     const bool fits = call.stages && bytes <= stage_limit(call, board, size);
     std::optional<MappedPlace> place;
     if (!fits || bytes > static_cast<size_t>(call.limits.copied)) {
@@ -105,11 +115,13 @@ void make_offer(Transport& transport, const DirectCall& call, Envelope& envelope
     if (place) {
         envelope.input_at = Where::mapped;
         parcel.places.input = *place;
+    } else if (fits && bytes <= sizeof(BoardSlot::beside)) {
+        envelope.input_at = Where::beside;
+        std::memcpy(board.beside(rank, call.sequence), call.input.data, bytes);
     } else if (fits) {
         envelope.input_at = Where::staged;
         parcel.places.input.offset = board.stage(call.input.data, bytes, own_part(call, rank));
-    } else if (call.stages && moves_evenly(call.kind) &&
-               bytes > static_cast<size_t>(call.limits.piped) &&
+    } else if (copied_by_system &&
                transport.place_of(call.input.data, bytes).kind == ArrayPlace::Kind::address) {
         envelope.input_at = Where::address;
         parcel.places.input.offset = reinterpret_cast<uintptr_t>(call.input.data);

@@ -80,6 +80,7 @@ class Channel {
 enum class Where : uint8_t {
     nowhere,  // it gives nothing, or takes nothing
     line,     // in the parcel of its board line
+    beside,   // beside its board line
     staged,   // in its staging memory of the board, at the offset in the parcel
     mapped,   // in memory that all ranks have mapped, at the place in the parcel
     address,  // in memory of its own that the others may read through the operating system, at the
@@ -177,6 +178,14 @@ struct alignas(64) BoardLine {
 };
 static_assert(sizeof(BoardLine) == 64);
 
+// With room for an input whose place peers know before the line says that it is there, so that they
+// can fetch both at once.
+struct alignas(64) BoardSlot {
+    BoardLine line;
+    std::byte beside[1024];
+};
+static_assert(sizeof(BoardSlot) == 1088);
+
 // Mapped memory in which every rank posts its envelope and sees all others', with room for small
 // inputs beside it.
 //
@@ -184,8 +193,8 @@ static_assert(sizeof(BoardLine) == 64);
 // s before all have posted s - 1, and a rank that has posted s - 1 has done with s - 2.
 class Board {
   public:
-    // `lines`: two per rank.
-    Board(BoardLine* lines, int rank) : lines_(lines), rank_(rank) {}
+    // `slots`: two per rank.
+    Board(BoardSlot* slots, int rank) : slots_(slots), rank_(rank) {}
     virtual ~Board() = default;
 
     // Publishes `envelope`, `parcel` and what was staged. wake_sleepers has to follow, at the
@@ -204,6 +213,8 @@ class Board {
     // Of a rank that has arrived.
     const Call& call(int peer, uint64_t sequence) const { return line(peer, sequence).call; }
     const Parcel& parcel(int peer, uint64_t sequence) const { return line(peer, sequence).parcel; }
+    // To be written before post, and read of a rank that has arrived.
+    std::byte* beside(int rank, uint64_t sequence) const { return slot(rank, sequence).beside; }
 
     // Copies `bytes` bytes, at most largest_staged(), to where the others may read them from the
     // next post to the end of that operation; returns their place for `staged`. The bytes of
@@ -245,11 +256,12 @@ class Board {
     virtual void withdraw() = 0;
 
   private:
-    BoardLine& line(int rank, uint64_t sequence) const {
-        return lines_[2 * static_cast<size_t>(rank) + (sequence & 1)];
+    BoardSlot& slot(int rank, uint64_t sequence) const {
+        return slots_[2 * static_cast<size_t>(rank) + (sequence & 1)];
     }
+    BoardLine& line(int rank, uint64_t sequence) const { return slot(rank, sequence).line; }
 
-    BoardLine* lines_;
+    BoardSlot* slots_;
     int rank_;
 };
 

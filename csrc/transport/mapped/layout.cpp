@@ -26,7 +26,7 @@ Layout::Layout(int size, int64_t buffer_bytes) : size_(size) {
     progress_ = doorbells_ + sizeof(Doorbell) * ranks;
     claims_ = progress_ + sizeof(ProgressLine) * ranks;
     board_ = claims_ + 2 * sizeof(ClaimLine);
-    handovers_ = board_ + 2 * sizeof(BoardLine) * ranks;
+    handovers_ = board_ + 2 * sizeof(BoardSlot) * ranks;
     stages_ = round_up(handovers_ + sizeof(HandoverLine) * ranks * ranks, 4096);
     rings_ = round_up(stages_ + stage_bytes_ * ranks, 4096);
     const size_t rings = static_cast<size_t>(size) * static_cast<size_t>(size - 1) * stream_count;

@@ -1,7 +1,7 @@
 // What lies where in the memory that the ranks of a node share.
 //
 //   fault record | one Doorbell per rank | one ProgressLine per rank | two ClaimLines |
-//   two board lines per rank | a HandoverLine per pair of ranks | staging memory per rank | rings
+//   two BoardSlots per rank | a HandoverLine per pair of ranks | staging memory per rank | rings
 //
 // For every ordered pair of ranks and every Stream there is one ring: a RingControl followed by
 // `ring_bytes` bytes of data. Everything is addressed by offset, since each process maps the region
@@ -86,8 +86,8 @@ class Layout {
     ClaimLine& claim_line(std::byte* base, uint64_t sequence) const {
         return reinterpret_cast<ClaimLine*>(base + claims_)[sequence & 1];
     }
-    BoardLine* board_lines(std::byte* base) const {
-        return reinterpret_cast<BoardLine*>(base + board_);
+    BoardSlot* board_slots(std::byte* base) const {
+        return reinterpret_cast<BoardSlot*>(base + board_);
     }
     HandoverLine& handover(std::byte* base, int from, int to) const {
         return reinterpret_cast<HandoverLine*>(base + handovers_)[from * size_ + to];

@@ -33,7 +33,7 @@ int64_t steady_nanoseconds() {
 }  // namespace
 
 MappedTransport::MappedTransport(int rank, Layout layout, std::byte* base)
-    : Board(layout.board_lines(base), rank), rank_(rank), layout_(layout), base_(base) {
+    : Board(layout.board_slots(base), rank), rank_(rank), layout_(layout), base_(base) {
     channels_.resize(static_cast<size_t>(size()) * stream_count);
     for (int peer = 0; peer < size(); ++peer) {
         if (peer == rank) continue;

@@ -40,7 +40,7 @@ Where offered(Transport& transport, const Rows& rows, int64_t bytes) {
 }
 
 void check_offers(Transport& transport) {
-    const std::vector<Threshold> above = {{OpKind::all_reduce, 1000, Algorithm::direct},
+    const std::vector<Threshold> above = {{OpKind::all_reduce, 4000, Algorithm::direct},
                                           {OpKind::all_reduce, any_bytes, Algorithm::pairwise}};
     SizeLimits copies;
     copies.copied = any_bytes;
@@ -52,15 +52,18 @@ void check_offers(Transport& transport) {
         return offered(transport, rows, bytes);
     };
     expect(at({}, 32) == Where::line && at({{}, reads}, 32) == Where::line, "line");
-    expect(at({}, 8192) == Where::staged && at({}, 8193) == Where::mapped, "built in");
+    expect(at({}, 33) == Where::beside && at({}, 1024) == Where::beside, "beside");
+    expect(at({}, 1025) == Where::staged && at({}, 8192) == Where::staged &&
+               at({}, 8193) == Where::mapped,
+           "built in");
     expect(at({{}, reads}, 33) == Where::mapped, "reads");
     expect(at({{}, copies}, 10000) == Where::staged, "copies");
     expect(at({{}, stages}, 2000) == Where::staged && at({{}, stages}, 2001) == Where::mapped,
            "stages");
     // Beyond the direct way private arrays are not staged at all.
-    expect(at({above}, 1000) == Where::staged && at({above}, 1001) == Where::mapped, "rows");
-    expect(at({above, {}, "all_reduce:direct"}, 1001) == Where::staged, "forced");
-    expect(at({above, {}, "reduce:direct"}, 1001) == Where::mapped, "another one forced");
+    expect(at({above}, 4000) == Where::staged && at({above}, 4001) == Where::mapped, "rows");
+    expect(at({above, {}, "all_reduce:direct"}, 4001) == Where::staged, "forced");
+    expect(at({above, {}, "reduce:direct"}, 4001) == Where::mapped, "another one forced");
 }
 
 TEST_CASE("limits and choices of a profile decide where an input is offered") {

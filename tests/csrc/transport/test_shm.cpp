@@ -50,8 +50,8 @@ TEST_CASE("rings, board lines and doorbells do not overlap") {
     for (int rank = 0; rank < 3; ++rank) {
         parts.emplace_back(reinterpret_cast<std::byte*>(&layout.doorbell(base, rank)),
                            sizeof(Doorbell));
-        parts.emplace_back(reinterpret_cast<std::byte*>(layout.board_lines(base) + 2 * rank),
-                           2 * sizeof(BoardLine));
+        parts.emplace_back(reinterpret_cast<std::byte*>(layout.board_slots(base) + 2 * rank),
+                           2 * sizeof(BoardSlot));
         parts.emplace_back(layout.stage(base, rank), layout.stage_bytes());
         parts.emplace_back(reinterpret_cast<std::byte*>(&layout.progress_line(base, rank)),
                            sizeof(ProgressLine));
