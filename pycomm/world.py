@@ -69,7 +69,8 @@ def init(timeout: float | None = None) -> Communicator:
         if _forked_from is not None:
             raise ArgumentError(
                 f"this process was forked from rank {_forked_from} and is no rank of its own; "
-                "start it with the multiprocessing method 'spawn' if it is to make a world"
+                "start it with the multiprocessing method 'spawn', and without RANK and "
+                "WORLD_SIZE in its environment, if it is to make a world"
             )
         if seconds is None:
             seconds = _core.default_timeout()
