@@ -6,23 +6,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from core.on_threads import each_transport, on_threads
 from core.values import check, combine, noise, sentinel, slices, split_rows, values
 from ranks import run_ranks
 
 import pycomm
-
-each_transport = pytest.mark.parametrize("transport", ["auto", "shm", "tcp"])
-
-
-def on_threads(n: int, body: Callable[..., Any], transport: str = "auto", *args: Any) -> list[Any]:
-    environment = {"PYCOMM_TRANSPORT": transport}
-    outcomes = run_ranks(n, body, *args, launcher="threads", env=environment)
-    return [outcome.get() for outcome in outcomes]
 
 
 def everything(comm: Any) -> None:

@@ -7,19 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from core.on_threads import each_transport, on_threads
 from core.values import DTYPES, check, sentinel, values
 from ranks import run_ranks
 
 import pycomm
 
 MIB = 1 << 20
-each_transport = pytest.mark.parametrize("transport", ["auto", "shm", "tcp"])
-
-
-def on_threads(n: int, body: Any, transport: str, *args: Any, timeout: float = 60) -> list[Any]:
-    environment = {"PYCOMM_TRANSPORT": transport}
-    outcomes = run_ranks(n, body, *args, launcher="threads", env=environment, timeout=timeout)
-    return [outcome.get() for outcome in outcomes]
 
 
 def everything(comm: Any) -> None:
