@@ -57,15 +57,38 @@ def check_output(value: Any, name: str) -> Array:
     array = check_array(value, name)
     if not array.flags.writeable:
         raise ArgumentError(f"{name} is read-only and cannot take the result")
-    if not array.flags.c_contiguous and any(
-        stride == 0 and extent > 1
-        for stride, extent in zip(array.strides, array.shape, strict=True)
-    ):
+    if not array.flags.c_contiguous and _elements_overlap(array):
         raise ArgumentError(
             f"{name} has strides {array.strides}, which put elements on top of each other, "
             "and cannot take the result"
         )
     return array
+
+
+def _elements_overlap(array: Array) -> bool:
+    """Whether two elements share memory."""
+    axes = sorted(
+        (abs(stride), extent)
+        for stride, extent in zip(array.strides, array.shape, strict=True)
+        if extent > 1
+    )
+    if array.size == 0:
+        return False
+    reach = array.itemsize  # bytes from the first element to the end of the last, so far
+    for stride, extent in axes:
+        if stride == 0:
+            return True
+        if stride < reach:
+            break
+        reach += stride * (extent - 1)
+    else:
+        return False
+    # Axes that mesh: made by as_strided only. Their elements are looked at one by one.
+    offsets = np.zeros((), dtype=np.int64)
+    for stride, extent in axes:
+        offsets = np.add.outer(offsets, stride * np.arange(extent, dtype=np.int64))
+    ordered = np.sort(offsets, axis=None)
+    return bool(np.any(np.diff(ordered) < array.itemsize))
 
 
 def check_same_dtype(array: Array, name: str, other: Array, other_name: str) -> None:

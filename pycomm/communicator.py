@@ -5,10 +5,13 @@ Common to all operations:
 * Arrays are NumPy arrays of a supported dtype (bool, int8 to int64, uint8 to uint64, float16,
   bfloat16, float32, float64, complex64, complex128) with any strides; the result is the one NumPy
   would give on the logical array.
-* ``timeout`` (seconds) limits the whole operation; None takes the communicator's default.
+* ``timeout`` (seconds) limits the whole operation; None takes the communicator's default. The error
+  comes up to two seconds later when a rank was stopped in the middle of writing into this rank's
+  symmetric array, which it is given time to leave.
 * ``async_op=True`` starts the operation and returns a :class:`~pycomm.work.Work`; otherwise the
   call blocks until the result is there. Collectives run in the order they were issued, which must
   be the same on all ranks; point-to-point operations run side by side.
+* Ranks' numbers of elements and dtypes are compared, their shapes are not.
 * ArgumentError is raised before anything is sent. MismatchError, CommTimeoutError, PeerLostError
   and AbortedError break the communicator on all ranks; a point-to-point message of the wrong size
   or dtype does not.
@@ -489,8 +492,9 @@ class Communicator(OperationBase):
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> Array:
         """Symmetric memory: an array that every rank of the node has mapped. Collective; zeroed.
 
-        All ranks pass the same shape and dtype. On transports without shared memory it is ordinary
-        memory. It is released with the last reference to the array.
+        All ranks pass the same shape and dtype; the bytes are compared. On transports without
+        shared memory it is ordinary memory. It is released with the last reference to the array. A
+        forked child shares it with its parent: neither has a copy of its own.
         """
         self._check_outside_group("empty")
         if isinstance(dtype, str) and dtype == "bfloat16":

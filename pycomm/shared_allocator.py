@@ -11,6 +11,8 @@ from pycomm.communicator import Communicator
 
 __all__ = ["shared_allocator"]
 
+_MAX_THRESHOLD = 2**63 - 1
+
 
 @contextmanager
 def shared_allocator(comm: Communicator, threshold: int = 65536) -> Iterator[None]:
@@ -26,13 +28,16 @@ def shared_allocator(comm: Communicator, threshold: int = 65536) -> Iterator[Non
             whose memory is all within reach), the block changes nothing.
         threshold: Arrays of fewer bytes are allocated as always.
 
+    Memory that ranks share is shared with forked children, too: what a child writes into such an
+    array, its parent sees, as with :mod:`multiprocessing.shared_memory`.
+
     Arrays for which symmetric memory has no room are allocated as always, too; operations on them
     are right, but copy.
 
     Raises:
-        ArgumentError: ``threshold`` is not a positive integer.
+        ArgumentError: ``threshold`` is not an integer from 1 to 2^63 - 1.
     """
-    limit = check_int(threshold, "threshold", 1, None, "a number of bytes, 1 or more")
+    limit = check_int(threshold, "threshold", 1, _MAX_THRESHOLD, "a number of bytes, 1 to 2^63 - 1")
     handler = _core.make_handler(comm._core, limit)
     if handler is None:
         yield

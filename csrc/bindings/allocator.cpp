@@ -113,8 +113,8 @@ py::object make_handler(Communicator& communicator, size_t threshold) {
     return py::reinterpret_steal<py::object>(capsule);
 }
 
-// Makes NumPy use `handler` in this context (thread or task); returns the one it used before.
-py::object set_handler(const py::object& handler) {
+// NumPy's table of C functions.
+void** numpy_functions() {
     const py::module_ numpy = py::module_::import("numpy");
     const bool second = py::str(numpy.attr("__version__")).cast<std::string>()[0] >= '2';
     const py::module_ multiarray =
@@ -122,6 +122,15 @@ py::object set_handler(const py::object& handler) {
     const py::object table = multiarray.attr("_ARRAY_API");
     auto** functions = static_cast<void**>(PyCapsule_GetPointer(table.ptr(), nullptr));
     if (functions == nullptr) throw py::error_already_set();
+    return functions;
+}
+
+// Makes NumPy use `handler` in this context (thread or task); returns the one it used before.
+py::object set_handler(const py::object& handler) {
+    // Found once: a program that is ending can import nothing any more. Kept outside a static's own
+    // lock, inside which the import could wait for the GIL.
+    static void** functions = nullptr;
+    if (functions == nullptr) functions = numpy_functions();
     using SetHandler = PyObject* (*)(PyObject*);
     const auto function = reinterpret_cast<SetHandler>(functions[set_handler_place]);
     PyObject* before = function(handler.is_none() ? nullptr : handler.ptr());

@@ -285,7 +285,15 @@ std::unique_ptr<Communicator> Communicator::split(std::optional<int> color, int 
     });
     const InterruptScope scope(watch(members, hook));
     GroupBootstrap bootstrap(*this, std::move(members), hook);
-    return make(bootstrap, env_, deadline(std::nullopt), spin_, profile_);
+    try {
+        return make(bootstrap, env_, deadline(std::nullopt), spin_, profile_);
+    } catch (const Error& error) {
+        // Perhaps the others do not know; they would wait for this rank.
+        if (error.code() == ErrorCode::transport) {
+            engine_->abort(concat("rank ", rank_, " failed in split: ", error.what()));
+        }
+        throw;
+    }
 }
 
 // What ends a wait among `members` that the engine does not see: signals, and the loss of a peer.

@@ -4,9 +4,8 @@
 // one copied to its staging memory, a large one in memory that all have mapped. When all ranks
 // have arrived, all inputs are there, so there is nothing more to send:
 //
-//   one shot     every input is in or beside a line or staged. Each rank computes its result.
-//   Nobody
-//                waits again: lines and staging memory are used in turn (transport.h, Board).
+//   one shot     every input is in or beside a line or staged. Each rank computes its result, and
+//                nobody waits again: lines and staging memory are used in turn (see Board).
 //   shared       some input is a caller's array in mapped memory, or, where data only moves, in
 //                memory that the operating system copies from. Results are computed or copied
 //                straight from array to array; then the ranks wait until all are done, since the
@@ -26,10 +25,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/deadline.h"
 #include "base/size_limits.h"
 #include "base/types.h"
 #include "transport/transport.h"
@@ -160,6 +161,7 @@ class DirectRunner final : public DirectWork {
 
     std::vector<DirectCopy>& copies_;
     size_t next_copy_ = 0;
+    std::optional<Deadline> refused_;  // when an input could not be read, until it must be
 };
 
 }  // namespace pycomm

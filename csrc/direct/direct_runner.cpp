@@ -19,6 +19,9 @@ constexpr size_t called_bytes = 512 << 10;
 // Small, so that reading and writing alternate as finely as in a loop that does both.
 constexpr size_t scratch_bytes = 1 << 10;
 
+// How long an input may be unreadable while its rank seems to be there.
+constexpr double ending_seconds = 1;
+
 size_t offset_of(std::span<const int64_t> counts, int rank) {
     return static_cast<size_t>(std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0}));
 }
@@ -210,8 +213,10 @@ bool DirectRunner::work_copies() {
         DirectCopy& next = copies_[next_copy_];
         const size_t bytes = std::min(next.bytes, next.process != -1 ? called_bytes : left);
         if (!copy(next, bytes)) {
-            // Of a process that is gone the engine hears by itself.
-            PYCOMM_CHECK(!transport_.alive(next.process), transport,
+            // Memory of a process that ends is gone a little before the process is; of that the
+            // engine hears by itself.
+            if (!refused_) refused_ = Deadline::after(ending_seconds);
+            PYCOMM_CHECK(!refused_->expired() || !transport_.alive(next.process), transport,
                          "the operating system does not let this rank read the input of rank ",
                          next.process, "; PYCOMM_CMA=off sends it through shared memory");
             return false;
@@ -290,7 +295,9 @@ bool DirectRunner::close() {
 std::vector<int> DirectRunner::waiting_on() const {
     std::vector<int> peers;
     for (int peer = 0; peer < size_; ++peer) {
-        if (peer != rank_ && !board_.finished(peer, call_.sequence)) peers.push_back(peer);
+        const bool needed = next_copy_ < copies_.size() && copies_[next_copy_].process == peer;
+        if (peer == rank_) continue;
+        if (needed || !board_.finished(peer, call_.sequence)) peers.push_back(peer);
     }
     return peers;
 }

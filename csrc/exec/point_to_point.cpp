@@ -41,12 +41,17 @@ PointToPointTask::PointToPointTask(OpKind kind, const Buffer& buffer, int rank, 
       number_(number) {}
 
 std::string PointToPointTask::describe() const {
+    if (is_internal()) {
+        return concat("setting up a communicator or memory (", kind_name(kind_),
+                      kind_ == OpKind::send ? " to rank " : " from rank ", peer_, ")");
+    }
     return concat(kind_name(kind_), " #", number_, " (",
                   elements_text(buffer_.count, buffer_.dtype),
                   kind_ == OpKind::send ? " to rank " : " from rank ", peer_, ", tag ", tag_, ")");
 }
 
 std::string PointToPointTask::timeout_hint() const {
+    if (is_internal()) return "a rank did not take part in time";
     if (kind_ == OpKind::send) {
         return concat("rank ", peer_, " posted no receive for it (", bytes_done_, " of ",
                       buffer_.bytes(), " bytes are under way)");

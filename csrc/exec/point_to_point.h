@@ -36,9 +36,13 @@ class PointToPointTask final : public Task {
     std::string describe() const override;
     std::string timeout_hint() const override;
     bool is_collective() const override { return false; }
+    // The first of a group gathers what the others send, and sends it to them.
+    bool waits_indirectly() const override { return is_internal(); }
 
   private:
     friend class PointToPoint;
+    // A message of the library itself, with a tag that callers cannot use.
+    bool is_internal() const { return tag_ < 0; }
     OpKind kind_;  // send or recv
     Buffer buffer_;
     int rank_;

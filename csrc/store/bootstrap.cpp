@@ -2,6 +2,8 @@
 // memory.
 #include "store/bootstrap.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <map>
@@ -17,6 +19,13 @@ namespace {
 void check_group(int rank, int size) {
     PYCOMM_CHECK(size >= 1, argument, "a group has at least 1 rank, not ", size);
     PYCOMM_CHECK(rank >= 0 && rank < size, argument, "rank ", rank, " is not in 0 to ", size - 1);
+}
+
+// "process 4711 on node17".
+std::string this_process() {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    return concat("process ", getpid(), " on ", host);
 }
 
 [[noreturn]] void throw_missing(const std::string& call, int rank, int size,
@@ -44,6 +53,7 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& blob,
                                                     const Deadline& deadline) {
     ++calls_;
     check_not_failed(deadline);
+    if (calls_ == 1) claim_place(deadline);
     store_->set(key(rank_), blob);
     std::vector<std::string> blobs(static_cast<size_t>(size_));
     for (int i = 0; i < size_; ++i) {
@@ -59,6 +69,29 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& blob,
         }
     }
     return blobs;
+}
+
+// What launchers say of ranks may be wrong: the same rank twice, or other numbers of ranks.
+void StoreBootstrap::claim_place(const Deadline& deadline) {
+    const auto claim = [&](int rank) { return concat(prefix_, "/claim/", rank); };
+    const std::string own = this_process();
+    if (store_->contains(claim(rank_))) {
+        const std::string other = store_->get(claim(rank_), deadline);
+        const std::string process = other.substr(other.find(' ') + 1);
+        PYCOMM_CHECK(process == own, argument, "this process (", own, ") and ", process,
+                     " both say that they are rank ", rank_, " of group '", prefix_,
+                     "'; every process needs a RANK of its own");
+    }
+    store_->set(claim(rank_), concat(size_, ' ', own));
+    if (rank_ == 0) return;
+    try {
+        const int size = std::stoi(store_->get(claim(0), deadline));
+        PYCOMM_CHECK(size == size_, argument, "rank 0 says that there are ", size, " ranks, rank ",
+                     rank_, " that there are ", size_, "; WORLD_SIZE must be the same everywhere");
+    } catch (const Error& error) {
+        // That rank 0 is missing is said by the exchange.
+        if (error.code() != ErrorCode::timeout) throw;
+    }
 }
 
 void StoreBootstrap::fail_missing(const Deadline& deadline) const {

@@ -23,6 +23,7 @@ class StoreBootstrap : public Bootstrap {
 
   private:
     std::string key(int rank) const;
+    void claim_place(const Deadline& deadline);
     [[noreturn]] void fail_missing(const Deadline& deadline) const;
     void check_not_failed(const Deadline& deadline) const;
 

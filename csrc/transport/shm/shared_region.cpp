@@ -213,9 +213,26 @@ void pass_to_others(const FileDescriptor& listener, const FileDescriptor& memfd,
     }
 }
 
-FileDescriptor fetch_from(const std::string& name, const Deadline& deadline) {
-    const FileDescriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// Descriptors that passing memory will need. They are had before the ranks meet, since one that
+// runs out of them later would let the others wait.
+struct Descriptors {
+    FileDescriptor socket;  // rank 0 listens on it, the others connect with it
+    FileDescriptor spare;   // gives its place to the one that is accepted or received
+
+    void keep_spare() {
+        spare = FileDescriptor(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
+        PYCOMM_CHECK_SYSCALL(spare.get(), "dup");
+    }
+};
+
+FileDescriptor make_client() {
+    FileDescriptor connection(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     PYCOMM_CHECK_SYSCALL(connection.get(), "socket");
+    return connection;
+}
+
+FileDescriptor fetch_from(const std::string& name, Descriptors& own, const Deadline& deadline) {
+    const FileDescriptor& connection = own.socket;
     socklen_t length = 0;
     const sockaddr_un address = socket_address(name, length);
     PYCOMM_CHECK_SYSCALL(
@@ -223,35 +240,44 @@ FileDescriptor fetch_from(const std::string& name, const Deadline& deadline) {
         "connecting to rank 0 for shared memory");
     PYCOMM_CHECK(wait_ready(connection.get(), POLLIN, deadline), timeout,
                  "rank 0 did not pass the shared memory within ", deadline.seconds(), " s");
+    own.spare = FileDescriptor();
     return receive_descriptor(connection.get());
 }
 
 std::shared_ptr<SharedRegion> make_region(Bootstrap& bootstrap, size_t bytes, Pages pages,
                                           const Deadline& deadline) {
-    // Rank 0 offers a socket name, or the reason why it has no memory ('!').
+    // Rank 0 offers a socket name; any rank says why it cannot take part ('!').
     const bool leader = bootstrap.rank() == 0;
     FileDescriptor memfd;
-    FileDescriptor listener;
+    Descriptors own;
     std::string offer;
-    if (leader) {
-        try {
+    try {
+        if (leader) {
             memfd = create_memfd(bytes, pages);
             offer = random_name();
-            listener = listen_on(offer, bootstrap.size());
-        } catch (const Error& error) {
-            offer = concat('!', error.what());
+            own.socket = listen_on(offer, bootstrap.size());
+        } else {
+            own.socket = make_client();
         }
+        own.keep_spare();
+    } catch (const Error& error) {
+        offer = concat('!', error.what());
     }
-    offer = bootstrap.all_gather(offer, deadline)[0];
-    if (offer.starts_with('!')) PYCOMM_FAIL(transport, offer.substr(1));
+    const auto offers = bootstrap.all_gather(offer, deadline);
+    for (size_t rank = 0; rank < offers.size(); ++rank) {
+        PYCOMM_CHECK(!offers[rank].starts_with('!'), transport, "rank ", rank, ": ",
+                     offers[rank].substr(1));
+    }
+    offer = offers[0];
 
     std::shared_ptr<SharedRegion> region;
     std::string failure;
     try {
         if (leader) {
-            pass_to_others(listener, memfd, bootstrap.size() - 1, deadline);
+            own.spare = FileDescriptor();
+            pass_to_others(own.socket, memfd, bootstrap.size() - 1, deadline);
         } else {
-            memfd = fetch_from(offer, deadline);
+            memfd = fetch_from(offer, own, deadline);
         }
         region = std::make_shared<MemfdRegion>(std::move(memfd), bytes, pages);
     } catch (const Error& error) {

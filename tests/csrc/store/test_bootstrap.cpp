@@ -110,6 +110,28 @@ TEST_CASE("groups with other prefixes share a store") {
     thread.join();
 }
 
+TEST_CASE("two processes with the same rank are told of each other") {
+    const auto store = std::make_shared<MemoryStore>();
+    store->set("world/claim/1", "2 process 4711 on elsewhere");
+    const Group group = store_group(2, "world", store);
+    const Error error = error_of([&] { group[1]->all_gather("x", Deadline::after(20)); });
+    CHECK(error.code() == ErrorCode::argument);
+    CHECK(holds(error.what(), "process 4711 on elsewhere both say that they are rank 1"));
+}
+
+TEST_CASE("ranks that disagree on their number are told at once") {
+    const auto store = std::make_shared<MemoryStore>();
+    StoreBootstrap first(store, 0, 3, "world"), second(store, 1, 4, "world");
+    std::thread thread([&] { error_of([&] { first.all_gather("x", Deadline::after(0.5)); }); });
+    Error error(ErrorCode::comm, "");
+    const double waited =
+        seconds_of([&] { error = error_of([&] { second.all_gather("x", Deadline::after(20)); }); });
+    thread.join();
+    CHECK(waited < 2);
+    CHECK(error.code() == ErrorCode::argument);
+    CHECK(holds(error.what(), "there are 3 ranks, rank 1 that there are 4"));
+}
+
 TEST_CASE("ranks and sizes are checked") {
     const auto store = std::make_shared<MemoryStore>();
     for (const auto& [rank, size] : std::vector<std::pair<int, int>>{{0, 0}, {-1, 2}, {2, 2}}) {

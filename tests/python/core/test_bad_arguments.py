@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core.values import check
+from numpy.lib.stride_tricks import as_strided
 from ranks import run_ranks
 
 import pycomm
@@ -202,9 +203,15 @@ UNWRITABLE: list[Callable[[Any], Any]] = [
 ]
 for call in UNWRITABLE:
     case("read-only")(call)
-case("on top of each other")(
-    lambda comm: comm.all_reduce(f4(3), out=np.lib.stride_tricks.as_strided(f4(1), (3,), (0,)))
-)
+OVERLAPPING: list[Callable[[Any], Any]] = [
+    lambda comm: comm.all_reduce(f4(3), out=as_strided(f4(1), (3,), (0,))),
+    lambda comm: comm.all_reduce(as_strided(f4(9), (5, 5), (4, 4))),
+    lambda comm: comm.all_reduce(as_strided(f4(9), (3, 3), (4, 8))),
+    lambda comm: comm.all_reduce(as_strided(f4(9), (4,), (2,))),
+    lambda comm: comm.recv(as_strided(f4(9), (2, 8), (4, 4)), 0),
+]
+for call in OVERLAPPING:
+    case("on top of each other")(call)
 case("got MaskedArray")(lambda comm: comm.all_reduce(np.ma.array(f4(3), mask=[False, True, False])))
 case("got MaskedArray")(lambda comm: comm.recv(np.ma.array(f4(3), mask=[False, True, False]), 0))
 OTHER_DTYPES: list[Callable[[Any], Any]] = [

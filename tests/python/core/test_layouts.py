@@ -190,6 +190,19 @@ def surroundings(comm: Any) -> None:
         assert np.array_equal(whole[~marks], outside[~marks]), layout.__name__
 
 
+def test_axes_that_mesh_without_overlap() -> None:
+    def body(comm: Any) -> None:
+        base = np.zeros(8, np.int32)
+        x = np.lib.stride_tricks.as_strided(base, (3, 2), (8, 12))
+        x[...] = values(comm.rank, (3, 2), "int32")
+        comm.all_reduce(x)
+        assert np.array_equal(x, sum(values(rank, (3, 2), "int32") for rank in range(comm.size)))
+        assert base[1] == base[6] == 0
+
+    for outcome in run_ranks(2, body, launcher="threads"):
+        outcome.get()
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_shapes_without_elements_or_axes(transport: str) -> None:
     environment = {"PYCOMM_TRANSPORT": transport}

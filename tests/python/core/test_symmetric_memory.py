@@ -225,7 +225,7 @@ def nothing_to_share(comm: Any) -> None:
         x = np.full(LARGE, comm.rank + 1.0)
     assert not symmetric(comm, x)
     assert comm.all_reduce(x)[0] == 3
-    thresholds: list[Any] = [0, -1, 2.5, "8"]
+    thresholds: list[Any] = [0, -1, 2.5, "8", 2**63, 2**70]
     for threshold in thresholds:
         with pytest.raises(pycomm.ArgumentError), pycomm.shared_allocator(comm, threshold):
             pass

@@ -35,6 +35,11 @@ holder.comm, holder.own = comm, holder
 holder.sub = comm.split(comm.rank)
 sys.modules["kept"] = holder
 """,
+    "shared allocator left open": """
+held = pycomm.shared_allocator(comm)
+held.__enter__()
+sys.kept = np.zeros(100_000)
+""",
     "symmetric memory kept": "sys.kept = comm.empty(1000); comm.barrier()",
     "closed twice": "comm.close(); comm.close()",
     "from another thread": """

@@ -75,6 +75,31 @@ def check_killed(case: tuple[str, str]) -> None:
     assert seconds < 5, (case, seconds)
 
 
+def killed_in_a_collective(comm: Any, kind: str, moment: float) -> Report:
+    x = np.ones(300_000)
+    out = np.empty(300_000 * comm.size)
+    if comm.rank == 1:
+        later(moment, os.kill, os.getpid(), signal.SIGKILL)
+    while True:
+        report = call(comm.all_gather, x, out) if kind == "all_gather" else call(comm.all_to_all, x)
+        if report.error:
+            return report
+
+
+def test_killed_in_a_collective() -> None:
+    """The memory of a rank is gone before the process is; that is no refusal of the system."""
+    moments = [0.05 + 0.013 * turn for turn in range(6)]
+    cases = itertools.product(["all_gather", "all_to_all"], moments)
+    side_by_side(check_killed_in_a_collective, list(cases))
+
+
+def check_killed_in_a_collective(case: tuple[str, float]) -> None:
+    outcomes = run_ranks(3, killed_in_a_collective, *case, launcher="env", env=ENV)
+    for rank in (0, 2):
+        report = outcomes[rank].get()
+        assert report.error == "PeerLostError" and report.attributes["rank"] == 1, (case, report)
+
+
 def stopped(comm: Any, kind: str, role: str) -> tuple[Report, int]:
     """Rank 1 is stopped for longer than rank 0 waits, and goes on. Returns how many elements of
     the array of rank 0 are not as its owner left them after the error."""
