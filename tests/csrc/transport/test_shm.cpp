@@ -91,7 +91,7 @@ TEST_CASE("more memory than there is: an error on all ranks that says so") {
     for (auto& thread : threads) thread.join();
     for (const std::string& text : texts) {
         INFO(text);
-        CHECK(text.starts_with("TransportError: wanted "));
+        CHECK(text.starts_with("TransportError: rank 0: wanted "));
         CHECK(text.find("free are ") != std::string::npos);
     }
 }
@@ -110,7 +110,7 @@ TEST_CASE("a file size limit: an error instead of a signal") {
         text = error.what();
     }
     REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
-    CHECK(text == "wanted 4 MiB of shared memory, free are 1 MiB (RLIMIT_FSIZE)");
+    CHECK(text == "rank 0: wanted 4 MiB of shared memory, free are 1 MiB (RLIMIT_FSIZE)");
 }
 
 TEST_CASE("a region is zeroed and the same memory on all ranks") {
