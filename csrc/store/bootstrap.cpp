@@ -55,6 +55,7 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& blob,
     check_not_failed(deadline);
     if (calls_ == 1) claim_place(deadline);
     store_->set(key(rank_), blob);
+    if (calls_ == 1) compare_size(deadline);  // after this rank is known to be there
     std::vector<std::string> blobs(static_cast<size_t>(size_));
     for (int i = 0; i < size_; ++i) {
         if (i == rank_) {
@@ -71,9 +72,12 @@ std::vector<std::string> StoreBootstrap::all_gather(const std::string& blob,
     return blobs;
 }
 
+std::string StoreBootstrap::claim(int rank) const {
+    return concat(prefix_, "/claim/", rank);
+}
+
 // What launchers say of ranks may be wrong: the same rank twice, or other numbers of ranks.
 void StoreBootstrap::claim_place(const Deadline& deadline) {
-    const auto claim = [&](int rank) { return concat(prefix_, "/claim/", rank); };
     const std::string own = this_process();
     if (store_->contains(claim(rank_))) {
         const std::string other = store_->get(claim(rank_), deadline);
@@ -83,6 +87,9 @@ void StoreBootstrap::claim_place(const Deadline& deadline) {
                      "'; every process needs a RANK of its own");
     }
     store_->set(claim(rank_), concat(size_, ' ', own));
+}
+
+void StoreBootstrap::compare_size(const Deadline& deadline) const {
     if (rank_ == 0) return;
     try {
         const int size = std::stoi(store_->get(claim(0), deadline));

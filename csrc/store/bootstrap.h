@@ -23,7 +23,9 @@ class StoreBootstrap : public Bootstrap {
 
   private:
     std::string key(int rank) const;
+    std::string claim(int rank) const;
     void claim_place(const Deadline& deadline);
+    void compare_size(const Deadline& deadline) const;
     [[noreturn]] void fail_missing(const Deadline& deadline) const;
     void check_not_failed(const Deadline& deadline) const;
 
